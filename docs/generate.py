@@ -115,6 +115,7 @@ EXIT = {
     "job show": "Exit code 1: the job failed; 2: no such job.",
     "jobs": "Exit code 1: Slurm doesn't answer.",
     "probe": "Exit code 1: a node could not be read, the others were; 2: the inventory or a recording is wrong.",
+    "rebuild": "Exit code 1: a file differs, the build failed, or something is refused; 2: no digest, or no key.",
     "recipes": "Exit code 2: no such recipe, or one is wrong.",
     "release keygen": "Exit code 2: a file is there already, or there is no password.",
     "release promote": "Exit code 1: something is refused, or the report proves nothing; nothing was moved.",

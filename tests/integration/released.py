@@ -127,8 +127,8 @@ def current(built: Built, here: Workspace) -> None:
     its last review."""
     text = (REPO / f"images/stacks/{STACK}.yml").read_text()
     manifests = Path(built.workspace.folder) / f".rocstack/{STACK}-tcp"
-    for role in ("worker", "control"):
-        for name, version in image_manifest.read(manifests / role)["versions"].items():
+    for manifest in manifests.glob("*/manifest.json"):
+        for name, version in image_manifest.read(manifest.parent)["versions"].items():
             text = re.sub(rf'(?m)^(  {name}: \{{method: apt, version: )"[^"]*"', rf'\1"{version}"', text)
     (here.folder / f"{STACK}.yml").write_text(text)
     done = here.run("lock", "--stack", f"{STACK}.yml", "--to", f"{STACK}.lock")

@@ -184,3 +184,17 @@ def test_on_a_terminal(built: Built, columns: int) -> None:
     plain = CONTROL_CODE.sub("", shown)
     table = plain[plain.index("worker: what is in it") : plain.index("\nbase ")].splitlines()
     assert max(len(line.rstrip()) for line in table) <= columns
+
+
+@pytest.mark.slow
+def test_without_the_cache_the_image_is_what_was_just_built(private_workspace: Workspace) -> None:
+    """And not what an earlier build of the same steps left in the cache."""
+    folder = private_workspace.folder / "overlay/components"
+    folder.mkdir(parents=True)
+    (folder / "munge.j2").write_text("{% block runtime %}\n{{ super() -}}\ndate +%s%N >/etc/made\n{% endblock %}\n")
+    seen = []
+    for _ in range(2):
+        private_workspace.build("--role", "control", "--no-cache", "--overlay", "overlay")
+        image = private_workspace.reference("control")
+        seen.append(int(engine("run", "--rm", "--entrypoint=cat", image, "/etc/made").stdout))
+    assert seen[0] < seen[1]

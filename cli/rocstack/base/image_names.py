@@ -11,6 +11,9 @@ from rocstack.base.errors import BadInput
 _HOST = r"localhost|(?=[^/]*[.:])[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\]"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = re.compile(rf"(?P<host>(?:{_HOST})(?::\d{{1,5}})?)(?P<prefix>(?:/{_PART})*)")
+_BY_DIGEST = re.compile(
+    rf"(?P<host>(?:{_HOST})(?::\d{{1,5}})?)/(?P<path>{_PART}(?:/{_PART})*)@(?P<digest>sha256:[0-9a-f]{{64}})"
+)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -51,6 +54,18 @@ def parse_registry(text: str) -> RegistryAddress:
     if match and (not port or 0 < int(port[1]) < 65536):
         return RegistryAddress(match["host"], match["prefix"].lstrip("/"))
     raise BadInput.of("bad-registry", text=text.rpartition("@")[2], why=_complaint(plain))  # before @ stand secrets
+
+
+def parse_by_digest(text: str) -> tuple[str, str, str]:
+    """Host, repository and digest of `host[:port]/name@sha256:...`.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    match = _BY_DIGEST.fullmatch(text)
+    if not match:
+        raise BadInput.of("no-digest", text=text)
+    return match["host"], match["path"], match["digest"]
 
 
 def _complaint(text: str) -> str:

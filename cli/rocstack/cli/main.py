@@ -27,6 +27,7 @@ COMMANDS = {
     "outdated": ("images", "Show what is newer in a stack's sources than in its lock."),
     "release": ("release", "Publish signed images that prove what is in them."),
     "bundle": ("bundle", "Pack a release and rocstack into one file; install one."),
+    "rebuild": ("release", "Build a released image again; show what differs."),
     "run": ("run", "Run a command in the image on this host."),
     "shell": ("run", "Open a shell in a node's container or in the image."),
     "deploy": ("deploy", "Start the Slurm cluster on the nodes, or update it."),

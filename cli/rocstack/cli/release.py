@@ -10,12 +10,20 @@ import typer
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, ShortGroup, asked_password, command, commands
 from rocstack.cli.ui import mb, out, print_error, say, table
-from rocstack.steps.options import Flag, PasswordFile, PromoteOptions, ReleaseOptions, ReleaseVerifyOptions
+from rocstack.steps.options import (
+    Flag,
+    PasswordFile,
+    PromoteOptions,
+    RebuildOptions,
+    ReleaseOptions,
+    ReleaseVerifyOptions,
+)
 
 if TYPE_CHECKING:
     from rocstack.image.build_report import BuildReport
     from rocstack.release.record import ReleaseRecord
     from rocstack.steps.options import BuildOptions
+    from rocstack.steps.rebuild import Rebuilt
 
 
 class ReleaseGroup(ShortGroup):
@@ -123,6 +131,50 @@ def keygen(
     public, made = steps.keygen(key, password_file, lambda: asked_password(again=True))
     out.say(f"{key}: the private key; keep it and its password where nobody else reads them, and a copy elsewhere")
     out.say(f"{public}: the public key, {made.public.fingerprint}; give it to everybody who deploys")
+
+
+@command("rocstack rebuild registry.example.com:5000/hpc/rocstack-control@sha256:... --key release.pub")
+def rebuild(choice: RebuildOptions) -> Answer:
+    """Build a released image again from its own signed provenance, and show what differs, file by file and by cause."""
+    from rocstack.cli.build_display import BuildDisplay
+    from rocstack.steps import rebuild as steps
+
+    with BuildDisplay() as events:
+        result = steps.rebuild(choice, events)
+    yield result
+    recorded, image = result.original.recorded, result.image
+    if image.failure:
+        out.say(f"not built: {image.failure.error}")
+        out.say(f"log: {image.log}")
+    if not result.same_inputs:
+        out.say(
+            f"other inputs: the build context is not the release's: rocstack {recorded.rocstack} -> "
+            f"{result.report.rocstack}, or another stack, overlay, profiles, NIC source"
+        )
+    if not (result.same_base or result.ok):
+        out.say(f"other base: {recorded.base[:19]} -> {result.report.base_digest[:19]}")
+    if image.failure:
+        return
+    _show_layers(result)
+
+
+def _show_layers(result: Rebuilt) -> None:
+    from rocstack.release import difference
+
+    rows = [(str(each.layer), str(each.files), str(len(each.found)), str(each.times)) for each in result.layers]
+    if rows:
+        table(("LAYER", "FILES", "DIFFER", "IN TIMES ONLY"), rows, right=(0, 1, 2, 3))
+    for cause, found in difference.by_cause(result.layers).items():
+        shown = (f"{each.path} ({', '.join(each.differs) or each.how})" for each in found)
+        out.say(f"{cause}: {count(len(found), 'file')}: {listed(shown, 6)}")
+    layers, image = count(len(result.original.diff_ids), "layer"), f"{result.image.reference}: {result.image.image_id}"
+    if result.ok:
+        times = sum(each.times for each in result.layers)
+        more = f"; the time of change of {count(times, 'file')} differs" if times else ", by every byte"
+        out.say(f"{image} has the content of {result.original.reference}: {layers}{more}")
+    else:
+        differ = sum(bool(each.found) for each in result.layers)
+        out.say(f"{image} differs from {result.original.reference} in {differ} of {layers}")
 
 
 def _show(made: ReleaseRecord) -> None:

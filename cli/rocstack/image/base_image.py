@@ -17,6 +17,7 @@ from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.words import Value
 from rocstack.edge.engine import find_image
 from rocstack.image.build_failure import of_index
+from rocstack.image.context import EPOCH
 from rocstack.settings.settings import Settings
 from rocstack.stack.stack import Stack
 
@@ -109,7 +110,8 @@ def bootstrap(stack: Stack, settings: Settings, reference: str) -> None:
     command += [f"--customize-hook={hook}", spec.suite, "-"]
     command += [settings.apt_mirror] if settings.apt_mirror else []
     # A folder of its own: a killed run leaves nothing half-imported, docker import takes a whole tar or none.
-    maker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    dated = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH)}  # the same packages make the same base
+    maker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dated)
     taker = ["docker", "import", "-", partial]
     importer = subprocess.Popen(taker, stdin=maker.stdout, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert maker.stdout is not None

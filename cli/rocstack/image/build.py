@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Build:
     _builder: Buildkit = field(default_factory=Buildkit)
     _failed: dict[str, Role] = field(default_factory=dict)  # step digest -> the role that reported it
     _world: str = ""
+    _once: str = ""  # of a build without the cache
     _sources: Path | None = None
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,6 +75,7 @@ class Build:
             self.context.write(self.folder / "context")
             self._sources = sources.place(self.sources, self.folder / "sources") if self.sources else None
             self._world = self._index(self.refresh)
+            self._once = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}" if self.no_cache else ""
             with ThreadPoolExecutor(len(self.roles)) as pool:
                 waiting = [pool.submit(self._image, role) for role in self.roles]
                 try:
@@ -144,7 +146,7 @@ class Build:
                 self._world,
                 self.site,
                 dest=dest,
-                no_cache=self.no_cache,
+                once=self._once,
                 sources=self._sources,
             )
             shutil.rmtree(dest, ignore_errors=True)  # of the last build
@@ -160,9 +162,7 @@ class Build:
                 mark = self.rehearsal if role == "worker" else ""
                 content = content_digest(self.context.digest(), self.base, manifest, mark)
                 own = labels(self.resolved, role, self.base, self.lock, manifest, content, len(report.drift), mark)
-                request = BuildkitRequest(
-                    context, role, request.world, self.site, tags=(reference,), labels=own, sources=self._sources
-                )
+                request = replace(request, target=role, dest=None, tags=(reference,), labels=own)
                 request, _, failure = retried(request)
         if failure:
             with self._guard:

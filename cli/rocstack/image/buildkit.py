@@ -32,7 +32,7 @@ class BuildkitRequest:
     dest: Path | None = None
     tags: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
-    no_cache: bool = False
+    once: str = ""  # a value of its own: no step that another value made counts, for any target
     sources: Path | None = None  # a folder of archives, in place of the stage `sources`
 
     def command(self) -> list[str]:
@@ -53,8 +53,9 @@ class BuildkitRequest:
             out += ["--tag", tag]
         for key, value in sorted(self.labels.items()):
             out += ["--label", f"{key}={value}"]
-        if self.no_cache:
-            out.append("--no-cache")
+        if self.once:
+            # Not --no-cache: after it a second target gets the steps of whichever build was cached first.
+            out += ["--build-arg", f"ROCSTACK_ONCE={self.once}"]
         return [*out, str(self.context)]
 
     def shown(self) -> list[str]:

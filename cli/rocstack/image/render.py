@@ -10,7 +10,7 @@ from rocstack import nic
 from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
 from rocstack.image import gfx_rules, node_package
-from rocstack.image.context import BuildContext, ContextFile
+from rocstack.image.context import EPOCH, BuildContext, ContextFile
 from rocstack.stack import base_reading, coherence, gpus
 from rocstack.stack.base_reading import BaseStart
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
@@ -187,6 +187,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
         "hip_packages": resolved.part("rocm").packages.compiler_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
+        "epoch": EPOCH,
         "site_packages": _site_packages(resolved),
         "key_sha256": for_templates(lambda repository: key_sha256(repository, lock)),
         "source_sha256": for_templates(lambda part, source=None: source_sha256(part.name, source or part.choice, lock)),

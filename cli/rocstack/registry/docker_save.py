@@ -66,7 +66,7 @@ class SavedImage:
     def open(self, diff_id: str) -> Iterator[bytes | bytearray]:
         if diff_id not in self.files:
             raise UnreadableLayer(f"layer {diff_id[:19]} was not saved")
-        return checked(_plain(self.files[diff_id]), diff_id)
+        return checked(plain(self.files[diff_id]), diff_id)
 
 
 def _saved(client: DockerClient, image: str) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ def _contained(name: str) -> str:
     return name
 
 
-def _plain(file: Path) -> Iterator[bytes]:
+def plain(file: Path) -> Iterator[bytes]:
     """The file's content, uncompressed."""
     import zstandard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from rocstack.base import __version__
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json
-from rocstack.base.words import Sha256
+from rocstack.base.words import Line, Name, Sha256, Version
+from rocstack.stack.component import Role
 from rocstack.stack.lock import Lock
 from rocstack.stack.resolve import Resolved
 
@@ -70,6 +72,43 @@ def measured_in(predicate: Mapping[str, Any]) -> Measured:
     try:
         products = predicate["runDetails"]["byproducts"]
         return Measured.model_validate(next(each["annotations"] for each in products if each["name"] == MEASURED))
+    except (KeyError, TypeError, StopIteration, ValueError):
+        raise CheckFailed.of("foreign-provenance") from None
+
+
+class Recorded(BaseModel):
+    """What a provenance says that an image was made of, as far as that makes it again. All of it is data: names are
+    looked up among what this machine has."""
+
+    model_config = ConfigDict(frozen=True)
+    stack: Name
+    nic: Name
+    way: Line
+    role: Role
+    methods: tuple[Line, ...] = ()
+    gfx: Line | None = None
+    nic_releases: tuple[Version, ...] = ()
+    lock: Lock
+    context: Sha256
+    base: Line  # its digest
+    rocstack: Line  # the version that made it
+
+
+def recorded_in(predicate: Mapping[str, Any]) -> Recorded:
+    """
+    Raises:
+        CheckFailed: it says nothing of that: another program made it.
+    """
+    try:
+        definition, builder = predicate["buildDefinition"], predicate["runDetails"]["builder"]
+        own = definition["internalParameters"]
+        base = next(each["digest"]["sha256"] for each in definition["resolvedDependencies"] if each["name"] == "base")
+        said = {**definition["externalParameters"], "lock": own["lock"], "context": own["context"]}
+        said |= {"base": f"sha256:{base}", "rocstack": builder["version"]["rocstack"]}
+        found = Recorded.model_validate_json(json.dumps(said))
+        if definition["buildType"] != BUILD_TYPE or found.stack.endswith((".yml", ".yaml")):
+            raise ValueError(found.stack)
+        return found
     except (KeyError, TypeError, StopIteration, ValueError):
         raise CheckFailed.of("foreign-provenance") from None
 

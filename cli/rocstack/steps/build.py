@@ -46,9 +46,16 @@ class BuildEvents:
         """A step of a role's image started or ended, or printed a line."""
 
 
-def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = None) -> BuildReport:
+def build(
+    options: BuildOptions = BuildOptions(),
+    events: BuildEvents | None = None,
+    *,
+    chosen: Settings | None = None,
+    prefix: str = "",
+) -> BuildReport:
     """Builds, tests and labels the images; pushes them if asked and all were built. A stack that can't be built
-    without a lock and has none gets one first.
+    without a lock and has none gets one first. `chosen` are other settings than those here; the images' names start
+    with `prefix` instead of the setting `image_prefix`.
 
     Raises:
         BadInput: something is wrong with an option, the stack, the NIC profile, the overlay, the lock or the sources.
@@ -56,7 +63,7 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         CheckFailed: the image can't fit a node; the lock can't be made; a push was refused.
     """
     events = events or BuildEvents()
-    chosen = settings(options)
+    chosen = chosen or settings(options)
     if options.role and options.role not in ROLES:
         raise BadInput.of("unknown-role", role=options.role, hint=hinted(options.role, ROLES))
     if options.from_image:
@@ -98,6 +105,8 @@ def build(options: BuildOptions = BuildOptions(), events: BuildEvents | None = N
         renderer.require_lock(plan.resolved, plan.lock)
         if chosen.sources:  # what was pinned is what the build is given
             sources.check(plan.resolved, plan.lock, folder)
+    if prefix:
+        plan = replace(plan, settings=plan.settings.model_copy(update={"image_prefix": prefix}))
     report = _run(options, events, plan, client, start, roles, given)
     if report.ok and chosen.push:
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)

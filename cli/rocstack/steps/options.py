@@ -298,6 +298,30 @@ class BundleInstallOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RebuildOptions:
+    """What a provenance doesn't hold: files of the site."""
+
+    image: Annotated[
+        str, Flag("Released image: registry.example.com/hpc/rocstack-worker@sha256:...", argument=True, metavar="IMAGE")
+    ]
+    key: Annotated[
+        tuple[Path, ...],
+        Flag("Public key to trust; may be repeated; default: release.yml's, else `trust.keys`.", metavar="FILE"),
+    ] = ()
+    file: ReleaseYml = Path("release.yml")
+    stack: Annotated[
+        str | None, Flag("File of the stack, where it is none of `rocstack stacks`; default: the image's stack.")
+    ] = None
+    overlay: Overlay = None
+    profiles: Profiles = None
+    sources: Sources = None
+    nic_source: Annotated[str | None, Flag("Vendor bundle or library source that the release had.")] = None
+    nic_plugin: Annotated[str | None, Flag("Source of RCCL's network plugin that the release had.")] = None
+    base_image: Annotated[str | None, Flag("Base image to use instead of the recorded one.")] = None
+    ca_bundle: Annotated[str | None, Flag("CA bundle (PEM) of the company's proxy.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenderOptions(ImageOptions):
     to: Annotated[Path | None, Flag("Write the whole context to this folder.")] = None
     diff: Annotated[bool, Flag("Show what changed since the last build of this stack and NIC.")] = False

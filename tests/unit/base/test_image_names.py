@@ -7,7 +7,14 @@ from datetime import date
 import pytest
 
 from rocstack.base.errors import BadInput
-from rocstack.base.image_names import RegistryAddress, content_tag, parse_registry, release_tags, week_tag
+from rocstack.base.image_names import (
+    RegistryAddress,
+    content_tag,
+    parse_by_digest,
+    parse_registry,
+    release_tags,
+    week_tag,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +98,12 @@ def test_only_the_default_pair_gets_the_bare_release() -> None:
 def test_what_can_not_be_a_tag(stack: str, release: str) -> None:
     with pytest.raises(BadInput, match="is not a valid tag"):
         release_tags(stack, "tcp", release, default=("a", "b"))
+
+
+def test_an_image_is_named_by_digest() -> None:
+    digest = f"sha256:{'a' * 64}"
+    assert parse_by_digest(f"r.example:5000/hpc/x@{digest}") == ("r.example:5000", "hpc/x", digest)
+    for wrong in ("x", f"x@{digest}", "r.example/x:tag", f"r.example/x@{digest[:-1]}", f"r.example/x:t@{digest}", ""):
+        with pytest.raises(BadInput) as error:
+            parse_by_digest(wrong)
+        assert error.value.code == "no-digest"

@@ -10,7 +10,7 @@ from cli_run import listing
 
 from rocstack.base.errors import BadInput
 from rocstack.image import context
-from rocstack.image.context import BuildContext, ContextFile
+from rocstack.image.context import EPOCH, BuildContext, ContextFile
 
 SOME = BuildContext(
     {
@@ -42,6 +42,17 @@ def test_written_with_the_same_modes_under_any_umask(umask: int, tmp_path: Path)
         "out/a/c": "644",
     }
     assert context.read(tmp_path / "out") == SOME
+
+
+def test_files_have_one_time_of_change_and_another_content_is_seen_by_it(tmp_path: Path) -> None:
+    """BuildKit compares size and time, to the nanosecond; a layer has seconds."""
+    times = []
+    for text in (b"one", b"two", b"one"):
+        BuildContext({"a/Dockerfile": ContextFile(text)}).write(tmp_path / "context")
+        times.append((tmp_path / "context/a/Dockerfile").stat().st_mtime_ns)
+        assert (tmp_path / "context/a").stat().st_mtime == EPOCH
+    assert times[0] == times[2] != times[1]
+    assert {each // 10**9 for each in times} == {EPOCH}
 
 
 def test_written_over_an_older_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from packageurl import PackageURL
 from resolved_stack import join
 
 from rocstack.base.errors import CheckFailed
-from rocstack.release.provenance import BUILD_TYPE, LOCAL, Builder, inputs_of, measured_in, provenance
+from rocstack.release.provenance import BUILD_TYPE, LOCAL, Builder, inputs_of, measured_in, provenance, recorded_in
 from rocstack.release.report import predicate
 from rocstack.release.sbom import packages_of, sbom
 from rocstack.stack.lock import Lock, LockedSource
@@ -147,3 +147,38 @@ def test_a_report_names_no_node_user_or_address() -> None:
     assert (found["level"], found["passed"], found["workers"], found["image"]) == (0, False, 2, DIGEST)
     assert [each["state"] for each in found["checks"]] == ["passed", "failed"]
     assert found["checks"][1]["measures"] == {"passed": 1, "failed": 1}
+
+
+def test_provenance_has_all_that_makes_the_image_again() -> None:
+    found, joined = recorded_in(json.loads(json.dumps(said()))), join()
+    assert found.lock == joined.lock
+    assert (found.stack, found.nic, found.role, found.gfx, found.methods) == ("debian-13", "tcp", "worker", None, ())
+    assert (found.context, found.base) == ("0" * 64, f"sha256:{'f' * 64}")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("buildType",), "https://example.com/other"),
+        (("externalParameters", "stack"), "../other"),
+        (("externalParameters", "stack"), "other.yml"),
+        (("externalParameters", "nic"), "tcp;reboot"),
+        (("externalParameters", "role"), "base"),
+        (("externalParameters", "nic_releases"), ["$(x)"]),
+        (("internalParameters", "lock"), {}),
+        (("internalParameters", "lock"), None),
+        (("internalParameters", "context"), "x"),
+        (("resolvedDependencies",), []),
+    ],
+)
+def test_a_provenance_of_another_shape_makes_nothing(place: tuple[str, ...], value: object) -> None:
+    document = json.loads(json.dumps(said()))
+    inner = document["buildDefinition"]
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    with pytest.raises(CheckFailed) as error:
+        recorded_in(document)
+    assert error.value.code == "foreign-provenance"
+    with pytest.raises(CheckFailed):
+        recorded_in({})

@@ -1,0 +1,114 @@
+"""What two images of the same inputs differ in: layer by layer, file by file, by cause. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+from typing import Literal
+
+from rocstack.base.words import Value
+from rocstack.release.layer_files import LayerFile, LayerFiles
+
+How = Literal["changed", "only in the first", "only in the second"]
+NOTHING = LayerFiles({})
+# What a file is, where no package at another version explains it. The first that matches.
+CAUSES = (
+    ("byte code", r".*\.pyc"),
+    ("log", r"var/log/.*"),
+    ("the loader's cache", r"etc/ld\.so\.cache|var/cache/ldconfig/.*"),
+    ("the image's manifest", r"etc/rocstack/manifest\.json"),
+    ("accounts", r"etc/(passwd|group|shadow|gshadow|subuid|subgid)-?"),
+    ("dpkg's database", r"var/lib/(dpkg|apt)/.*|var/cache/(apt|debconf)/.*"),
+    ("machine's identity", r"etc/(machine-id|hostname|hosts|resolv\.conf)|etc/ssh/ssh_host_.*|var/lib/systemd/.*seed"),
+)
+OTHER = "other"
+
+
+class FileDifference(Value):
+    """One path. `differs` are the names of what differs: kind, content, mode, owner, attributes."""
+
+    path: str
+    how: How
+    differs: tuple[str, ...] = ()
+    cause: str = OTHER
+
+
+class LayerDifference(Value):
+    """One layer of both images. `times` counts files of which only the time of change differs."""
+
+    layer: int  # from 1, the lowest
+    files: int
+    times: int = 0
+    found: tuple[FileDifference, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        """By every byte."""
+        return not (self.times or self.found)
+
+
+def compare(
+    layer: int, first: LayerFiles, second: LayerFiles, changed: Mapping[str, str], owners: Mapping[str, str]
+) -> LayerDifference:
+    """One layer of two images. `changed` says of packages at other versions which, `owners` whose a path is."""
+    found, times = [], 0
+    for path in sorted(first.files.keys() | second.files.keys()):
+        one, two = first.files.get(path), second.files.get(path)
+        if one and two:
+            differs = tuple(_differs(one, two))
+            if not differs:
+                times += one.modified != two.modified
+                continue
+            found.append(FileDifference(path=path, how="changed", differs=differs))
+        else:
+            found.append(FileDifference(path=path, how="only in the first" if one else "only in the second"))
+    caused = (each.model_copy(update={"cause": _cause(each.path, changed, owners)}) for each in found)
+    number = len(first.files.keys() | second.files.keys())
+    return LayerDifference(layer=layer, files=number, times=times, found=tuple(caused))
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Packages and wheels at other versions, and these."""
+    names = sorted(before.keys() | after.keys())
+    return {
+        name: f"{before.get(name, 'not there')} -> {after.get(name, 'not there')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    }
+
+
+def pairs(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[int, str | None, str | None]]:
+    """The layers of both by their place, from 1, those that are the same by every byte left out."""
+    for at, (one, two) in enumerate(zip_longest(first, second), 1):
+        if one != two:
+            yield at, one, two
+
+
+def by_cause(layers: Sequence[LayerDifference]) -> dict[str, tuple[FileDifference, ...]]:
+    """The cause with most files first."""
+    every = sorted((each for layer in layers for each in layer.found), key=lambda each: each.cause)
+    groups = {cause: tuple(each) for cause, each in groupby(every, key=lambda each: each.cause)}
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def _differs(one: LayerFile, two: LayerFile) -> Iterator[str]:
+    if one.kind != two.kind:
+        yield "kind"
+    if (one.size, one.content) != (two.size, two.content):
+        yield "content"
+    if one.mode != two.mode:
+        yield "mode"
+    if one.owner != two.owner:
+        yield "owner"
+    if one.more != two.more:
+        yield "attributes"
+
+
+def _cause(path: str, changed: Mapping[str, str], owners: Mapping[str, str]) -> str:
+    path = re.sub(r"(^|/)\.wh\.(?!\.wh\.)|/\.wh\.\.wh\.\.opq$", r"\1", path)  # marks of what is gone
+    list_of = re.fullmatch(r"var/lib/dpkg/info/([a-z0-9.+-]+)(?::[a-z0-9]+)?\.[a-z0-9]+", path)
+    name = list_of[1] if list_of else owners.get(path) or owners.get(path.removeprefix("usr/"), "")  # merged /usr
+    if name in changed:
+        return f"{name}: {changed[name]}"
+    return next((cause for cause, pattern in CAUSES if re.fullmatch(pattern, path)), OTHER)

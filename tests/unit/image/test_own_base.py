@@ -132,10 +132,10 @@ def test_a_base_without_python_is_built_on(monkeypatch: pytest.MonkeyPatch, tmp_
 
 # What apt 2.6 says of a suite that a mirror has no more, here of a name that it never had
 GONE = """\
-Ign:1 http://deb.debian.org/debian nosuchsuite InRelease
-Err:2 http://deb.debian.org/debian nosuchsuite Release
+Ign:1 http://mirror.example/debian nosuchsuite InRelease
+Err:2 http://mirror.example/debian nosuchsuite Release
   404  Not Found [IP: 192.0.2.80 80]
-E: The repository 'http://deb.debian.org/debian nosuchsuite Release' does not have a Release file.
+E: The repository 'http://mirror.example/debian nosuchsuite Release' does not have a Release file.
 """
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# runc's process died before it had started anything (seen about once in a thousand on busy machines, runc 1.1.15):
-# whatever was to run in the container may be tried again.
+# runc's process died before it had started anything (seen about once in a run of the integration tests, runc 1.1.15;
+# the cause is unknown): whatever was to run in the container may be tried again.
 NOT_STARTED = "unable to start container process: waiting for init preliminary setup"
 NOISE = ("docker: ", "Error response from daemon: ", "Run 'docker run --help' for more information")
 # In order: what is sure to stay stands above what passes.

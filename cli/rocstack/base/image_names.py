@@ -37,6 +37,20 @@ class RegistryAddress:
         return f"{self.host}/{self.path(role)}"
 
 
+def registry_text(text: str) -> str:
+    """For a setting: nothing, or what `parse_registry` takes.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if text:
+        try:
+            parse_registry(text)
+        except BadInput as error:
+            raise ValueError(error.what) from None
+    return text
+
+
 def repository_name(role: str) -> str:
     return f"rocstack-{role}"
 

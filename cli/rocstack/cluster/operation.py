@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rocstack.base import image_names
-from rocstack.base.errors import BadInput
+from rocstack.base.image_names import registry_text
 from rocstack.base.words import Duration, Value
 
 Count = Annotated[int, Field(ge=0)]
@@ -44,7 +43,7 @@ class Ship(Value):
     """How images get to the nodes."""
 
     method: Literal["auto", "registry", "archive", "rack"] = "auto"  # auto: rack where the inventory names any
-    registry: Annotated[str, AfterValidator(lambda text: _registry(text))] = (
+    registry: Annotated[str, AfterValidator(registry_text)] = (
         ""  # the site's own, with folder; default: one on the control node
     )
     registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
@@ -103,15 +102,6 @@ def minutes(text: str, forever: str = "UNLIMITED") -> str:
 def how_many(share: int | str, whole: int) -> int:
     """A number of nodes: as it is given, or a percentage of all, rounded up."""
     return share if isinstance(share, int) else math.ceil(whole * int(share.removesuffix("%")) / 100)
-
-
-def _registry(text: str) -> str:
-    if text:
-        try:
-            image_names.parse_registry(text)
-        except BadInput as error:
-            raise ValueError(error.what) from None
-    return text
 
 
 def _share(value: int | str, least: int) -> int | str:

@@ -13,20 +13,13 @@ from pydantic import AfterValidator, Field, model_validator
 from rocstack.base import document, image_names
 from rocstack.base.document import Document
 from rocstack.base.errors import BadInput, Where, nearest
+from rocstack.base.image_names import registry_text
 from rocstack.base.words import AtKey, Line, Name, Sha256, Tag, Value, Version
 from rocstack.stack.component import ROLES, Role
 
 FILE = "release.yml"
 RESERVED = ("latest", "stable")
 WEEK = re.compile(r"20\d\d\.\d\d")
-
-
-def _registry(text: str) -> str:
-    try:
-        image_names.parse_registry(text)
-    except BadInput as error:
-        raise ValueError(error.what) from None
-    return text
 
 
 class ReleaseEntry(Value):
@@ -60,7 +53,9 @@ class ReleaseEntry(Value):
 class ReleasePlan(Value):
     """release.yml. Paths are relative to the folder of the file."""
 
-    registry: Annotated[str, AfterValidator(_registry)] | None = None  # default: the setting `push`
+    registry: Annotated[str, Field(min_length=1), AfterValidator(registry_text)] | None = (
+        None  # default: the setting `push`
+    )
     keys: tuple[Line, ...] = ()  # private keys that sign; the public ones lie beside them
     trusted: tuple[Line, ...] = ()  # public keys that are trusted; default: those of `keys`
     password_file: Line | None = None  # with the password of the private keys; default: it is asked for

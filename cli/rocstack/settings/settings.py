@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rocstack.base import document, image_names
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
+from rocstack.base.image_names import registry_text
 from rocstack.base.levels import Level
 from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
@@ -36,15 +37,6 @@ def _some(text: str) -> str:
     return text
 
 
-def _registry(text: str) -> str:
-    if text:
-        try:
-            image_names.parse_registry(text)
-        except BadInput as error:
-            raise ValueError(error.what) from None
-    return text
-
-
 def _folder(text: str) -> str:
     if text and not Path(text).expanduser().is_dir():
         raise ValueError(f"no folder {text}")
@@ -67,7 +59,7 @@ class TrustPolicy(Value):
     keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
     require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
     level: Level | None = None  # of the acceptance suite, by a signed report
-    registry: Annotated[Line, AfterValidator(_registry)] = ""  # where the signatures are; default: the setting push
+    registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
 
     @model_validator(mode="after")
@@ -116,7 +108,7 @@ class Settings(Value):
     rehearsal: bool = Field(
         False, description="build and deploy images that can't use the nodes' GPUs; they are marked as rehearsal images"
     )
-    push: Annotated[Line, AfterValidator(_registry)] = Field("", description="registry[:port][/folder] to push to")
+    push: Annotated[Line, AfterValidator(registry_text)] = Field("", description="registry[:port][/folder] to push to")
     tag: Tag | Literal[""] = Field("", description="release tag; default: ISO year and week, such as 2026.47")
     attempts: int = Field(4, ge=1, le=20, description="tries of a step that fails for a transient reason")
     trust: TrustPolicy = Field(

@@ -54,7 +54,7 @@ class ReleasePlan(Value):
     """release.yml. Paths are relative to the folder of the file."""
 
     registry: Annotated[str, Field(min_length=1), AfterValidator(registry_text)] | None = (
-        None  # default: the setting `push`
+        None  # default: setting `push`
     )
     keys: tuple[Line, ...] = ()  # private keys that sign; the public ones lie beside them
     trusted: tuple[Line, ...] = ()  # public keys that are trusted; default: those of `keys`

@@ -43,9 +43,7 @@ class Ship(Value):
     """How images get to the nodes."""
 
     method: Literal["auto", "registry", "archive", "rack"] = "auto"  # auto: rack where the inventory names any
-    registry: Annotated[str, AfterValidator(registry_text)] = (
-        ""  # the site's own, with folder; default: one on the control node
-    )
+    registry: Annotated[str, AfterValidator(registry_text)] = ""  # the site's own; default: one on the control node
     registry_login: bool = False  # nodes pull with this machine's docker login; default: with the node's own, if any
     port: Annotated[int, Field(ge=1, le=65534)] = 5000  # of the control node's registry; the next one is for pushes
     forks: Annotated[int, Field(ge=1, le=1024)] = 32  # nodes at once

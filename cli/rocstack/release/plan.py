@@ -53,9 +53,7 @@ class ReleaseEntry(Value):
 class ReleasePlan(Value):
     """release.yml. Paths are relative to the folder of the file."""
 
-    registry: Annotated[str, Field(min_length=1), AfterValidator(registry_text)] | None = (
-        None  # default: setting `push`
-    )
+    registry: Annotated[str, Field(min_length=1), AfterValidator(registry_text)] | None = None  # default: `push`
     keys: tuple[Line, ...] = ()  # private keys that sign; the public ones lie beside them
     trusted: tuple[Line, ...] = ()  # public keys that are trusted; default: those of `keys`
     password_file: Line | None = None  # with the password of the private keys; default: it is asked for

@@ -15,6 +15,7 @@ from fake_registry import Handler, Store, failing, serving
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.image_names import RegistryAddress
+from rocstack.deploy.read.trusted import SignedReport
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import MANIFEST, ZSTD_LAYER, Blob, as_json
 from rocstack.registry.oci import manifest as manifest_of
@@ -23,6 +24,7 @@ from rocstack.registry.repository import READ
 from rocstack.release import catalog, plan
 from rocstack.release.plan import ReleaseEntry
 from rocstack.release.record import ReleasedImage, ReleaseRecord
+from rocstack.release.report import predicate
 from rocstack.release.site import ReleaseSite
 from rocstack.steps import release as steps
 from rocstack.steps.release_access import keygen
@@ -415,3 +417,11 @@ def test_a_pair_of_keys_has_two_files(name: str, tmp_path: Path) -> None:
         keygen(tmp_path / name if name != "." else Path("."), None, lambda: b"secret")
     assert caught.value.code == "public-name"
     assert not list(tmp_path.iterdir())
+
+
+def test_deploy_reads_what_a_report_says() -> None:
+    made = run(image="sha256:" + "a" * 64, control_image="sha256:" + "b" * 64)
+    said = SignedReport.model_validate(predicate(made))
+    assert (said.report, said.when, said.level, said.virtual) == (made.id, made.when, made.proved, made.virtual)
+    assert (said.image, said.controlImage) == (made.image, made.control_image)
+    assert said.level is not None

@@ -23,6 +23,7 @@ from requests.utils import parse_dict_header
 
 from rocstack.base.errors import Missing
 from rocstack.base.text import from_json
+from rocstack.edge import engine
 from rocstack.registry.registry_errors import TRANSIENT, classify, registry_error, without_query
 
 TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is silent while it stores a large layer
@@ -93,6 +94,19 @@ def as_engine(engine_info: Mapping[str, Any], host: str) -> RegistryHttp:
         Missing: as `docker_login`.
     """
     return RegistryHttp(host, docker_login(host), insecure=is_insecure(engine_info, host))
+
+
+def as_own_engine(host: str) -> RegistryHttp:
+    """As this machine's engine, or where there is none, as one without settings of its own: to read needs no engine.
+
+    Raises:
+        Missing: as `docker_login`.
+    """
+    try:
+        info = engine.connect().info()
+    except Missing:
+        info = {}
+    return as_engine(info, host)
 
 
 def is_insecure(engine_info: Mapping[str, Any], host: str) -> bool:

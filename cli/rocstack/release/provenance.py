@@ -76,7 +76,7 @@ def measured_in(predicate: Mapping[str, Any]) -> Measured:
         raise CheckFailed.of("foreign-provenance") from None
 
 
-class Recorded(BaseModel):
+class RecordedBuild(BaseModel):
     """What a provenance says that an image was made of, as far as that makes it again. All of it is data: names are
     looked up among what this machine has."""
 
@@ -94,7 +94,7 @@ class Recorded(BaseModel):
     rocstack: Line  # the version that made it
 
 
-def recorded_in(predicate: Mapping[str, Any]) -> Recorded:
+def recorded_in(predicate: Mapping[str, Any]) -> RecordedBuild:
     """
     Raises:
         CheckFailed: it says nothing of that: another program made it.
@@ -105,7 +105,7 @@ def recorded_in(predicate: Mapping[str, Any]) -> Recorded:
         base = next(each["digest"]["sha256"] for each in definition["resolvedDependencies"] if each["name"] == "base")
         said = {**definition["externalParameters"], "lock": own["lock"], "context": own["context"]}
         said |= {"base": f"sha256:{base}", "rocstack": builder["version"]["rocstack"]}
-        found = Recorded.model_validate_json(json.dumps(said))
+        found = RecordedBuild.model_validate_json(json.dumps(said))
         if definition["buildType"] != BUILD_TYPE or found.stack.endswith((".yml", ".yaml")):
             raise ValueError(found.stack)
         return found

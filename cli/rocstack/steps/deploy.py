@@ -30,7 +30,7 @@ from rocstack.deploy.work import deploy as work
 from rocstack.edge import engine, ssh
 from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.registry_http import RegistryHttp, as_engine
+from rocstack.registry.registry_http import RegistryHttp, as_own_engine
 from rocstack.registry.repository import Repository
 from rocstack.settings.settings import Settings, of_setting, placed
 from rocstack.steps.options import (
@@ -232,11 +232,7 @@ def _trust_check(chosen: Settings) -> TrustCheck | None:
 
     @cache
     def http() -> RegistryHttp:
-        try:
-            info = engine.connect().info()
-        except Missing:  # a rollback works without it
-            info = {}
-        return as_engine(info, target.host)
+        return as_own_engine(target.host)
 
     def repository(role: str) -> Repository:
         return Repository(http(), target.path(role), attempts=chosen.cluster.ship.attempts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base import image_names
-from rocstack.base.errors import CheckFailed, Missing
+from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json
 from rocstack.edge import engine, files
 from rocstack.image import image_manifest
@@ -19,13 +19,13 @@ from rocstack.registry.docker_save import plain
 from rocstack.registry.layers import UnreadableLayer
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import Blob, parse_manifest
-from rocstack.registry.registry_http import as_engine
+from rocstack.registry.registry_http import as_own_engine
 from rocstack.registry.repository import Repository
 from rocstack.release import difference, layer_files
 from rocstack.release.difference import LayerDifference
 from rocstack.release.layer_files import LayerFiles
 from rocstack.release.plan import ReleaseFile
-from rocstack.release.provenance import Recorded, recorded_in
+from rocstack.release.provenance import RecordedBuild, recorded_in
 from rocstack.release.sbom import packages_of
 from rocstack.release.site import REQUIRED
 from rocstack.settings.settings import Settings
@@ -45,7 +45,7 @@ class Original:
     repository: Repository = field(repr=False)
     digest: str
     signers: tuple[str, ...]
-    recorded: Recorded
+    recorded: RecordedBuild
     packages: Mapping[str, str]
     layers: tuple[Blob, ...]
     diff_ids: tuple[str, ...]
@@ -148,11 +148,7 @@ def _keys(options: RebuildOptions, chosen: Settings) -> tuple[PublicKey, ...]:
 
 @contextmanager
 def _registry(host: str, path: str, chosen: Settings, note: Note) -> Iterator[Repository]:
-    try:
-        info = engine.connect().info()
-    except Missing:
-        info = {}
-    http = as_engine(info, host)
+    http = as_own_engine(host)
     try:
         yield Repository(http, path, attempts=chosen.attempts, on_retry=note)
     finally:
@@ -179,7 +175,7 @@ def _original(repository: Repository, digest: str, keys: tuple[PublicKey, ...]) 
     return Original(repository, digest, found.signers, recorded, packages, layers, diff_ids)
 
 
-def _base(chosen: Settings, recorded: Recorded, note: Note) -> str | None:
+def _base(chosen: Settings, recorded: RecordedBuild, note: Note) -> str | None:
     """The base that the lock names by digest, where its registry has another under that name by now."""
     locked = recorded.lock.base
     if chosen.base_image or locked is None or locked.how != "registry":

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rocstack.base import image_names
-from rocstack.base.errors import BadInput, Missing
-from rocstack.edge import engine
-from rocstack.registry.registry_http import as_engine
+from rocstack.base.errors import BadInput
+from rocstack.registry.registry_http import as_own_engine
 from rocstack.release.plan import ReleaseFile
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
@@ -30,11 +29,7 @@ def open_site(
     if not text:
         raise BadInput.of("no-registry", file.path if file else None)
     target = image_names.parse_registry(text)
-    try:
-        info = engine.connect().info()
-    except Missing:  # to verify needs no engine
-        info = {}
-    http = as_engine(info, target.host)
+    http = as_own_engine(target.host)
     try:
         yield ReleaseSite(target, http, trusted, chosen.attempts, note)
     finally:

@@ -311,6 +311,8 @@ def test_promoted_it_has_a_second_name(place: Releases) -> None:
         found = place.verify("stable")
         assert (found["ok"], found["tag"], found["promoted"]) == (True, TAG, "stable")
         assert place.must("promote", TAG)["changed"] is False
+        again = place.must("--tag", TAG)
+        assert (again["changed"], again["stable"]) == (False, TAG)
         with place.repository("control") as repository:
             assert sha256(repository.manifest("stable") or b"") == released(place)["digest"]
 

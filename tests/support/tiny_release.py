@@ -14,6 +14,7 @@ from rocstack.registry.oci import Blob, Packer, as_json, manifest
 from rocstack.registry.registry_http import RegistryHttp
 from rocstack.registry.repository import Repository
 from rocstack.release import catalog
+from rocstack.release.plan import LATEST
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.stack.lock import Lock
 from rocstack.trust.envelope import PROVENANCE, SBOM
@@ -84,6 +85,6 @@ def publish(
     )
     listing = Repository(http, f"{prefix}/rocstack-release", attempts=2)
     _, data = catalog.publish(listing, release, keys)
-    for name in (tag, catalog.LATEST):
+    for name in (tag, LATEST):
         listing.put_manifest(name, data)
     return release

@@ -14,7 +14,7 @@ from rocstack.registry.layers import sha256
 from rocstack.registry.oci import Blob, Packer, media_type, parse_manifest
 from rocstack.registry.repository import Repository
 from rocstack.release import record
-from rocstack.release.catalog import LATEST
+from rocstack.release.plan import LATEST
 from rocstack.release.record import ReleaseRecord
 from rocstack.release.site import REQUIRED, ReleaseSite
 from rocstack.trust.verification import Untrusted, verify

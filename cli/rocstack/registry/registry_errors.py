@@ -39,4 +39,4 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
         case "bad-name":
             return BadInput.of("registry-bad-name", reference=reference, cause=cause)
         case _:
-            return CheckFailed.of("push-failed", reference=reference, cause=cause)
+            return CheckFailed.of("registry-failed", reference=reference, cause=cause)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import MANIFEST, Blob, as_json, parse_manifest
 from rocstack.registry.repository import Repository
+from rocstack.release.plan import LATEST
 from rocstack.release.record import ReleaseRecord, loads
 from rocstack.trust.keys import PublicKey, SigningKey
 from rocstack.trust.signing import sign_image
@@ -16,7 +17,6 @@ from rocstack.trust.verification import Untrusted, verify
 
 KIND = "application/vnd.rocstack.release.v1+json"
 EMPTY = "application/vnd.oci.empty.v1+json"  # github.com/opencontainers/image-spec, manifest.md
-LATEST = "latest"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from rocstack.base.words import AtKey, Line, Name, Sha256, Tag, Value, Version
 from rocstack.stack.component import ROLES, Role
 
 FILE = "release.yml"
-RESERVED = ("latest", "stable")
+LATEST = "latest"
+STABLE = "stable"  # what a release is promoted to by default
+RESERVED = (LATEST, STABLE)
 WEEK = re.compile(r"20\d\d\.\d\d")
 
 

@@ -13,7 +13,8 @@ from rocstack.registry.oci import media_type
 from rocstack.registry.registry_http import RegistryHttp
 from rocstack.registry.repository import Repository
 from rocstack.release import catalog
-from rocstack.release.catalog import LATEST, Listed
+from rocstack.release.catalog import Listed
+from rocstack.release.plan import LATEST
 from rocstack.release.provenance import inputs_of
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.trust import contents

@@ -23,8 +23,7 @@ from rocstack.bundle.needed import BundleBlobs
 from rocstack.bundle.write import write
 from rocstack.deploy.read import trusted
 from rocstack.edge import engine, files
-from rocstack.release import catalog
-from rocstack.release.plan import ReleaseFile
+from rocstack.release.plan import LATEST, ReleaseFile
 from rocstack.release.record import ReleaseRecord
 from rocstack.release.site import REQUIRED
 from rocstack.steps.options import BundleInstallOptions, BundleOptions, Note, ignore, settings
@@ -99,8 +98,8 @@ def bundle(
     earlier = read_record(options.since) if options.since else None
     key = _signing_key(options, password)
     with open_site(file, options.registry, chosen, trusted_keys(file, options.key), note) as site:
-        note(f"proving release {options.release or catalog.LATEST} in {site.target}")
-        content = collect(site, options.release or catalog.LATEST)
+        note(f"proving release {options.release or LATEST} in {site.target}")
+        content = collect(site, options.release or LATEST)
         kit = make_kit(Path(chosen.out).absolute() / "bundle", note)
         made = assemble(content, kit, earlier)
         note(f"writing {options.out}")

@@ -55,16 +55,18 @@ class ReleaseWork:
 
 @dataclass(frozen=True)
 class ReleaseResult:
-    """`changed` is False where nothing was to be done."""
+    """`changed` is False where nothing was to be done. `stable` is the release that was promoted to that name last."""
 
     release: ReleaseRecord
     changed: bool
+    stable: str | None = None
     folder: Path | None = None
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         changes = {name: list(found) for name, found in self.changes.items()}
-        return {"changed": self.changed, "changes": changes, **self.release.model_dump(mode="json")}
+        about = {"changed": self.changed, "changes": changes, "stable": self.stable}
+        return {**about, **self.release.model_dump(mode="json")}
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,14 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
         _refuse_clock(site, tag, options.tag)
         if not options.move_tags:
             site.refuse_others(tag)
-        latest = _latest(site)
+        latest, stable = _listed(site, plan.LATEST), _listed(site, plan.STABLE)
+        promoted = stable.release.tag if stable else None
         for each in entries:
             _find_done(each, site, keys)
         due = [each for each in entries if len(each.done) < len(each.inputs)]
         listed_by_all = latest and {key.public.fingerprint for key in keys} <= {*latest.signers}
         if not due and latest and listed_by_all and not run and _is_as(latest.release, entries, options.tag, site):
-            return ReleaseResult(latest.release, changed=False)
+            return ReleaseResult(latest.release, changed=False, stable=promoted)
         for role in sorted({role for each in entries for role in each.inputs} | {"release"}):
             site.repository(role).check_access()
         _make_all(due, file, site, keys, chosen, work)
@@ -126,7 +129,7 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
         )  # fmt: skip
         site.publish(made, keys, move=options.move_tags)
         _write(folder, made, before, keys)
-        return ReleaseResult(made, True, folder, record.changes(before, made) if before else {})
+        return ReleaseResult(made, True, promoted, folder, record.changes(before, made) if before else {})
 
 
 def _refuse_clock(site: ReleaseSite, tag: str, asked: str | None) -> None:
@@ -146,11 +149,11 @@ def _refuse_clock(site: ReleaseSite, tag: str, asked: str | None) -> None:
 # What is there already
 
 
-def _latest(site: ReleaseSite) -> Listed | None:
+def _listed(site: ReleaseSite, name: str) -> Listed | None:
     try:
-        return catalog.find(site.catalog, catalog.LATEST, site.trusted, denied_is_absent=True)
+        return catalog.find(site.catalog, name, site.trusted, denied_is_absent=True)
     except Untrusted as error:
-        site.note(f"the last release counts for nothing: {error.what}")
+        site.note(f"the {name} release counts for nothing: {error.what}")
         return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.release import catalog
-from rocstack.release.plan import WEEK, ReleaseFile
+from rocstack.release.plan import LATEST, WEEK, ReleaseFile
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.report import predicate
 from rocstack.release.site import REQUIRED, ReleaseSite, Verified
@@ -63,7 +63,7 @@ def verify_release(options: ReleaseVerifyOptions, note: Note = ignore) -> Verifi
     stated = bool(options.registry and options.key)
     file = None if stated and not options.file.exists() else ReleaseFile.load(options.file)
     with open_site(file, options.registry, settings(), trusted_keys(file, options.key), note) as site:
-        found = site.listed(options.tag or catalog.LATEST)
+        found = site.listed(options.tag or LATEST)
         images = tuple(site.verified(found.release, whole=options.layers))
         return VerifiedRelease(found.release, found.signers, images)
 
@@ -78,7 +78,7 @@ def promote(options: PromoteOptions, password: Password, note: Note = ignore) ->
             was moved then.
     """
     file, to = ReleaseFile.load(options.file), options.to
-    if WEEK.fullmatch(to) or to in (catalog.LATEST, options.tag):
+    if WEEK.fullmatch(to) or to in (LATEST, options.tag):
         raise BadInput.of("bad-promotion", tag=to)
     image_names.variant_tags("name", to, bare=True)
     run = result.read(options.report) if options.report else None

@@ -19,7 +19,7 @@ from rocstack.bundle.layout import NAME, BundleLayout
 from rocstack.bundle.needed import BundleBlobs
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import media_type, parse_manifest
-from rocstack.release import catalog
+from rocstack.release.plan import LATEST
 from rocstack.release.record import ReleaseRecord
 from rocstack.trust import attached
 from rocstack.trust.keys import SigningKey
@@ -223,7 +223,7 @@ def test_a_filled_registry_is_one_of_releases(site: TinySite, bundle: Path) -> N
     release = found.listed("2026.47").release
     assert isinstance(release, ReleaseRecord)
     assert [each.error for each in found.verified(release, whole=True)] == [None, None]
-    assert found.listed(catalog.LATEST).release == release
+    assert found.listed(LATEST).release == release
 
 
 def test_a_second_time_nothing_is_sent(site: TinySite, bundle: Path) -> None:
@@ -250,7 +250,7 @@ def test_an_older_release_needs_a_word(site: TinySite, bundle: Path, tmp_path: P
     assert caught.value.code == "bundle-older"
     assert site.store.manifests == before
     fill(site, bundle, downgrade=True)
-    assert site.site("there").listed(catalog.LATEST).release.tag == "2026.47"
+    assert site.site("there").listed(LATEST).release.tag == "2026.47"
 
 
 def test_a_taken_tag_is_not_moved(site: TinySite, bundle: Path, tmp_path: Path) -> None:

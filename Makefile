@@ -24,7 +24,7 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 
 test: setup lint ## lint and all tests but the slow ones
 	$(BIN)/pytest -m "not slow" -n 2 tests/unit $(PYTEST_ARGS)
-	tests/browser.sh
+	tests/programs.sh
 	$(BIN)/pytest -m "not slow" -n 3 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 
 test-quick: python ## two minutes: style, types, and tests of every package; no container engine

@@ -97,6 +97,7 @@ EXIT = {
     "doctor": "Exit code 1: something is wrong; 0: nothing known was found, which is not the same as healthy.",
     "down": "Exit code 1: jobs run, another deploy runs, or a node could not be changed; 2: nobody confirmed `--data`.",
     "explain": "Exit code 1: a rule is broken, or the image does not fit a node.",
+    "export": "Exit code 1: the engine can't give the image; 2: the file is there; 3: no image or no mksquashfs.",
     "first-light": "Exit code 1: a step failed; 2: the file is there; 130: interrupted, the file has what was done.",
     "init": "Exit code 0 also when every file is there already.",
     "local cut": "Exit code 1: the node does not run; 2: no such node; 3: this folder has no virtual cluster.",

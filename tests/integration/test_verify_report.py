@@ -15,7 +15,13 @@ from simulated_run import simulated_run
 
 from rocstack.verify.report import page
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")  # as tests/browser.sh
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "chrome",
+    "chromium-headless-shell",
+)  # as tests/programs.sh
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), "")
 # The page itself has no script and forbids any: the test measures a copy. It asks for the width first, so that all is
 # laid out, and only the pixels are to be painted.

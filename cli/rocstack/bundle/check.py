@@ -11,15 +11,8 @@ from rocstack.base.errors import CheckFailed
 from rocstack.bundle.file import BundleFile, Progress
 from rocstack.bundle.format import BLOBS, BundleMember
 from rocstack.bundle.kit import is_kit
-from rocstack.bundle.layout import (
-    INDEX_FILE,
-    LAYOUT,
-    RELEASE_FILE,
-    VERSION,
-    BundledRelease,
-    BundleLayout,
-    prove,
-)
+from rocstack.bundle.layout import RELEASE_FILE, BundledRelease, BundleLayout, prove
+from rocstack.registry.image_layout import INDEX_FILE, LAYOUT, VERSION
 from rocstack.registry.oci import parse_manifest
 from rocstack.release.record import ReleasedImage
 from rocstack.trust.keys import PublicKey

@@ -12,17 +12,9 @@ from rocstack.base.errors import CheckFailed
 from rocstack.base.image_names import repository_name
 from rocstack.bundle.check import blob_path, lock_path
 from rocstack.bundle.format import BundleMember
-from rocstack.bundle.layout import (
-    INDEX_FILE,
-    LAYOUT,
-    LISTING,
-    RELEASE_FILE,
-    VERSION,
-    BundledRelease,
-    BundleLayout,
-    prove,
-)
+from rocstack.bundle.layout import LISTING, RELEASE_FILE, BundledRelease, BundleLayout, prove
 from rocstack.bundle.write import BundlePart
+from rocstack.registry.image_layout import INDEX_FILE, LAYOUT, VERSION
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import Blob, parse_manifest
 from rocstack.registry.repository import Repository

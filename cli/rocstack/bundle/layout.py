@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from rocstack.base.errors import CheckFailed
 from rocstack.base.image_names import repository_name
 from rocstack.base.text import from_json, visible
-from rocstack.registry.oci import CONFIG, INDEX, Blob, as_json, holds, media_type, parse_manifest
+from rocstack.registry.image_layout import NAME
+from rocstack.registry.oci import CONFIG, INDEX, Blob, holds, media_type, parse_manifest
 from rocstack.release import record
 from rocstack.release.provenance import inputs_of
 from rocstack.release.record import ReleasedImage, ReleaseRecord
@@ -23,9 +24,7 @@ from rocstack.trust.envelope import PROVENANCE
 from rocstack.trust.keys import PublicKey
 from rocstack.trust.verification import SignedEvidence, Untrusted, verify
 
-LAYOUT, INDEX_FILE, RELEASE_FILE = "oci-layout", "index.json", "release.json"
-VERSION = as_json({"imageLayoutVersion": "1.0.0"})
-NAME = "org.opencontainers.image.ref.name"
+RELEASE_FILE = "release.json"
 LISTING = "release"  # the repository that lists releases
 MOST = 4096  # names
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # `uname -m` -> github.com/golang/go, GOARCH

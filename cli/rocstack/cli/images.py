@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, command
-from rocstack.cli.ui import escape, out, paragraph, say, show_finding, table
+from rocstack.cli.ui import escape, mb, out, paragraph, say, show_finding, table
 from rocstack.steps.options import (
     BuildOptions,
     ExplainOptions,
+    ExportOptions,
     LockOptions,
     OutdatedOptions,
     RenderOptions,
@@ -159,3 +160,13 @@ def explain(choice: ExplainOptions) -> Answer:
     if result.lacks:
         out.say(f"stack {result.stack.name} has {' and '.join(result.lacks)}")
     out.print(f"{'allowed' if result.ok else 'refused'}: {broken} broken, {idle} rules do not apply")
+
+
+@command("rocstack export --format squashfs -o worker.sqsh")
+def export(choice: ExportOptions) -> Answer:
+    """Write an image as one squashfs file (enroot, pyxis) or as an OCI layout (podman, skopeo, umoci, Apptainer)."""
+    from rocstack.steps import export as steps
+
+    done = steps.export(choice, say)
+    yield done
+    out.say(f"{done.path}: {mb(done.size)}, with {mb(done.content)} of files")

@@ -28,6 +28,7 @@ COMMANDS = {
     "release": ("release", "Publish signed images that prove what is in them."),
     "bundle": ("bundle", "Pack a release and rocstack into one file; install one."),
     "rebuild": ("release", "Build a released image again; show what differs."),
+    "export": ("images", "Write an image for enroot, pyxis, podman or Apptainer."),
     "run": ("run", "Run a command in the image on this host."),
     "shell": ("run", "Open a shell in a node's container or in the image."),
     "deploy": ("deploy", "Start the Slurm cluster on the nodes, or update it."),

@@ -40,10 +40,11 @@ def writing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
 
 def sweep(path: Path) -> None:
     """Removes what killed processes left of `path` beside it, half-written."""
-    node_files.sweep(str(path.absolute().parent), _prefix(path), {os.geteuid()})
+    node_files.sweep(str(path.absolute().parent), prefix(path), {os.geteuid()})
 
 
-def _prefix(path: Path) -> str:
+def prefix(path: Path) -> str:
+    """Of a temporary file or folder beside `path`, as `sweep` knows it."""
     return f".{path.name}.rocstack-"
 
 
@@ -51,7 +52,7 @@ def _beside(path: Path) -> IO[bytes]:
     """A new file, held so that nobody sweeps it."""
     while True:
         file = tempfile.NamedTemporaryFile(  # noqa: SIM115
-            dir=path.absolute().parent, prefix=_prefix(path), delete=False
+            dir=path.absolute().parent, prefix=prefix(path), delete=False
         )
         if node_files.hold(file.fileno()):
             return file

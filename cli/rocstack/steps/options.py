@@ -365,6 +365,18 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    image: Annotated[str | None, Flag("Image to export; default: the one built here for --stack and --nic.")] = None
+    role: Annotated[str, Flag("Role of that image: worker or control.")] = "worker"
+    stack: Stack = None
+    nic: Nic = None
+    format: Annotated[
+        str, Flag("squashfs: a file for enroot and pyxis; oci: a folder for podman, skopeo, umoci and Apptainer.")
+    ] = "squashfs"
+    out: Annotated[Path | None, Flag("File or folder to make; default: the image's name.", ("-o", "--out"))] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeployOptions(StackOptions):
     """What is None comes from the settings; the rollout's from `cluster.rollout` there."""
 

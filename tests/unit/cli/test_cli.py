@@ -27,6 +27,7 @@ from rocstack.edge import engine
 COMMANDS = ["init", "probe", "doctor", "build", "render", "stacks", "explain", "lock", "outdated", "release", "bundle"]
 COMMANDS += [
     "rebuild",
+    "export",
     "run",
     "shell",
     "deploy",

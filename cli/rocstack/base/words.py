@@ -48,7 +48,7 @@ PlainUrl = Annotated[
     str,
     _word(
         r"https?://[A-Za-z0-9._~:/%+,=?-]{1,500}",
-        "a plain http(s) address (no name or password: it stays in the image)",
+        "a plain http(s) address (no name or password: it is kept in images, locks and attestations)",
     ),
 ]
 Suite = Annotated[str, _word(r"[a-z0-9./][a-z0-9./-]{0,80}", "an apt suite or component")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.image_names import repository_name
@@ -84,13 +85,13 @@ class BundleLayout:
         Raises:
             ValueError: a name is that of a manifest that isn't there.
         """
-        listed = []
-        for name, digest in sorted(self.names.items()):
+        about: dict[str, dict[str, Any]] = {}  # each is read once, under however many names
+        for digest in sorted({*self.names.values()}):
             data = self.read(digest)
             if data is None:
                 raise ValueError(f"there is no {digest[:80]}")
-            what = {"mediaType": media_type(data), "digest": digest, "size": len(data)}
-            listed.append({**what, "annotations": {NAME: name}})
+            about[digest] = {"mediaType": media_type(data), "digest": digest, "size": len(data)}
+        listed = [{**about[digest], "annotations": {NAME: name}} for name, digest in sorted(self.names.items())]
         return json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed}, indent=1).encode() + b"\n"
 
     def role(self, role: str) -> LayoutRole:

@@ -12,7 +12,8 @@ import hmac
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from . import hostlist
@@ -21,7 +22,7 @@ MUNGE_KEY = Path("/etc/munge/munge.key")
 # A file for each job. No epilog removes it: Slurm drains a node whose image is older and has none. It is worth nothing
 # once its job is over.
 SECRETS = Path("/run/rocstack/jobs")
-KEPT = 1000  # the newest, 4 kB of memory each
+KEPT = 1000  # the newest of each user, 4 kB of memory each
 SECRET = "ROCSTACK_JOB_SECRET"
 GIVEN = "ROCSTACK_RENDEZVOUS"  # what an outer step or the batch script was given, for the step that inherits it
 PORTS = range(16384, 31384)  # above the daemons' ports, below those that Linux gives to outgoing connections
@@ -44,16 +45,17 @@ def write_secret(env: Mapping[str, str], folder: Path = SECRETS, key: Path = MUN
     with os.fdopen(handle, "w") as stream:
         stream.write(secret)
         os.fchown(handle, uid, -1)
-    for old in sorted(folder.iterdir(), key=_written, reverse=True)[KEPT:]:
-        old.unlink(missing_ok=True)
+    for old in sorted(_of_user(folder, uid), reverse=True)[KEPT:]:  # nobody's jobs take away another's
+        old[1].unlink(missing_ok=True)
 
 
-def _written(file: Path) -> int:
-    """When, in ns; 0 where another job's prolog has removed it meanwhile."""
-    try:
-        return file.lstat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+def _of_user(folder: Path, uid: int) -> Iterator[tuple[int, Path]]:
+    """When each was written, in ns, and the file."""
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # another job's prolog has removed it meanwhile
+            about = file.lstat()
+            if about.st_uid == uid:
+                yield about.st_mtime_ns, file
 
 
 def read_secret(env: Mapping[str, str], folder: Path = SECRETS) -> str:

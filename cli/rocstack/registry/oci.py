@@ -56,16 +56,26 @@ def parse_manifest(data: bytes) -> tuple[str, tuple[Blob, ...]]:
     """The configuration's digest and the layers of a manifest of any kind; no layers where it is an index.
 
     Raises:
-        ValueError: it is no manifest.
+        ValueError: it is no manifest, or an index to one reader and an image to another.
     """
     parsed = from_json(data)
     if not isinstance(parsed, dict) or "config" not in parsed:
         return "", ()
+    if {"manifests", "fsLayers"} & {*parsed}:
+        raise ValueError("it is an image and something else at once")
     try:
         layers = [Blob(digest=x["digest"], size=x["size"], media_type=x["mediaType"]) for x in parsed["layers"]]
         return str(parsed["config"]["digest"]), tuple(layers)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no manifest: {error}") from None
+
+
+def is_of(data: bytes | None, image_id: str) -> bool:
+    """Does the manifest name this image's configuration, and so each of its layers?"""
+    try:
+        return parse_manifest(data or b"")[0] == image_id
+    except ValueError:
+        return False
 
 
 def holds(data: bytes, image_id: str, layers: int) -> bool:

@@ -24,6 +24,7 @@ from requests.utils import parse_dict_header
 from rocstack.base.errors import Missing
 from rocstack.base.text import from_json
 from rocstack.edge import engine
+from rocstack.edge.http import HttpSession
 from rocstack.registry.registry_errors import TRANSIENT, classify, registry_error, without_query
 
 TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is silent while it stores a large layer
@@ -151,18 +152,6 @@ class Body:
         return piece
 
 
-class _Session(requests.Session):
-    """Sends no login of ~/.netrc, which a registry could have sent to whatever it names, with a request of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.auth = lambda request: request
-
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        if self.should_strip_auth(str(response.request.url), str(prepared_request.url)):  # type: ignore[no-untyped-call]
-            prepared_request.headers.pop("Authorization", None)
-
-
 class _Adapter(HTTPAdapter):
     """Connects to `to`, and lets the certificate be that of `name`."""
 
@@ -230,7 +219,7 @@ class RegistryHttp:
     connect_to: tuple[str, int] | None = None
     plain: bool = False
     insecure: bool = False
-    _session: requests.Session = field(default_factory=_Session, repr=False)
+    _session: requests.Session = field(default_factory=HttpSession, repr=False)
     _tokens: dict[str, str] = field(default_factory=dict, repr=False)  # scope -> Authorization
 
     def __post_init__(self) -> None:
@@ -320,7 +309,7 @@ class RegistryHttp:
             return str(requests.auth._basic_auth_str(self.login.user, self.login.password))
         asked = parse_dict_header(rest)  # type: ignore[no-untyped-call]
         realm = str(asked.get("realm", ""))
-        if kind.lower() != "bearer" or not realm.startswith(("https:", "http:") if self.plain else "https:"):
+        if kind.lower() != "bearer" or not (realm.startswith("https:") or (self.plain and self._is_own(realm))):
             return ""
         params = {key: value for key, value in (("service", asked.get("service")), ("scope", scope)) if value}
         options: dict[str, Any] = {"verify": self._verify, "timeout": TIMEOUT}
@@ -336,6 +325,12 @@ class RegistryHttp:
         tokens = self.said(answer, TokenAnswer, scope) if answer.ok else TokenAnswer()
         token = tokens.token or tokens.access_token
         return f"Bearer {token}" if token else ""
+
+    def _is_own(self, address: str) -> bool:
+        try:
+            return urlsplit(address).hostname == urlsplit(self.base).hostname
+        except ValueError:
+            return False
 
     def said(self, answer: requests.Response, shape: type[Shape], reference: str) -> Shape:
         """What an answer says in JSON.

@@ -12,6 +12,7 @@ import requests
 
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.edge import files
+from rocstack.edge.http import HttpSession
 
 LARGEST = 4 << 30  # bytes
 PIECE = 1 << 20
@@ -33,8 +34,7 @@ def fetched(url: str, sha256: str, folder: Path, say: Callable[[str], None], ca:
     target.parent.mkdir(parents=True, exist_ok=True)
     summed, size = hashlib.sha256(), 0
     try:
-        with requests.Session() as session:
-            session.auth = lambda request: request  # no login of ~/.netrc goes to where it leads
+        with HttpSession() as session:
             answer = session.get(url, stream=True, timeout=TIMEOUT, verify=ca or True)
             answer.raise_for_status()
             with files.writing(target) as file:

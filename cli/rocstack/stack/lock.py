@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Url, Value, Version
+from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Value, Version
 from rocstack.stack.stack import UNREAD, AptRepository, ComponentChoice, SourceArchive, Stack
 
 FILE = "rocstack.lock"
@@ -31,13 +31,13 @@ class LockedWheel(Value):
     name: Name
     version: Version
     sha256: tuple[Sha256, ...]
-    index: Url | None = None  # where it is, if not in the default one
+    index: PlainUrl | None = None  # where it is, if not in the default one
 
 
 class LockedSource(Value):
     component: Name
     version: Version
-    url: Url | None = None
+    url: PlainUrl | None = None
     package: Package | None = None
     sha256: Sha256
 

@@ -25,7 +25,6 @@ from rocstack.base.words import (
     PlainUrl,
     Sha256,
     Suite,
-    Url,
     Value,
     Version,
 )
@@ -79,7 +78,7 @@ class AptRepository(Value):
 class SourceArchive(Value):
     """An archive that a component's source is unpacked from, as its project publishes it."""
 
-    url: Url
+    url: PlainUrl
     sha256: Sha256 | None = None  # where it is missing, the lock supplies it
     archive: FileName | None = None  # its name in a folder of sources; default: the end of the URL
     into: FilePath | None = None  # the folder of the component's source that it belongs into; default: it is the source
@@ -96,11 +95,11 @@ class ComponentChoice(Value):
     method: Method
     version: Version
     source: Package | None = None  # a distribution's source package (deb-src)
-    url: Url | None = None  # or an upstream archive
+    url: PlainUrl | None = None  # or an upstream archive
     sha256: Sha256 | None = None  # of the archive or the .dsc; where it is missing, the lock supplies it
     archive: FileName | None = None  # the archive's name in a folder of sources; default: the end of the URL
     beside: tuple[SourceArchive, ...] = ()  # archives that belong into the source, which a release has and a tag lacks
-    index: Url | None = None  # a wheel index beside the default one
+    index: PlainUrl | None = None  # a wheel index beside the default one
     options: tuple[Option, ...] = ()  # configure options appended to the component's own
     pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
     packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own

@@ -16,7 +16,7 @@ from rocstack.edge import engine, files
 from rocstack.image import image_manifest
 from rocstack.image.build_report import BuildReport, ImageReport
 from rocstack.registry.docker_save import plain
-from rocstack.registry.layers import UnreadableLayer
+from rocstack.registry.layers import UnreadableLayer, checked
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.oci import Blob, parse_manifest
 from rocstack.registry.registry_http import as_own_engine
@@ -195,25 +195,35 @@ def _compared(
 ) -> tuple[LayerDifference, ...]:
     both: list[tuple[int, LayerFiles, LayerFiles]] = []
     owners: dict[str, str] = {}
-    for at, theirs, ours in difference.pairs(original.diff_ids, image.diff_ids):
+    for at, (theirs, ours) in enumerate(zip(original.diff_ids, image.diff_ids, strict=False)):
+        if theirs == ours:  # the registry's layer may be another than its configuration says
+            note(f"reading layer {at + 1}, which should be the same")
+            _fetched(original, at, folder, whole=False)
+    for at, one, two in difference.pairs(original.diff_ids, image.diff_ids):
         note(f"comparing layer {at}")
-        first = _fetched(original, at - 1, folder) if theirs else difference.NOTHING
-        second = _local(image, ours) if ours else difference.NOTHING
+        first = _fetched(original, at - 1, folder) if one else difference.NOTHING
+        second = _local(image, two) if two else difference.NOTHING
         owners |= {**first.packages, **second.packages}
         both.append((at, first, second))
     return tuple(difference.compare(at, first, second, changed, owners) for at, first, second in both)
 
 
-def _fetched(original: Original, at: int, folder: Path) -> LayerFiles:
-    """A layer from the registry: first its bytes are compared with the digest, then it is read."""
+def _fetched(original: Original, at: int, folder: Path, *, whole: bool = True) -> LayerFiles:
+    """A layer from the registry: its bytes are compared with the digest, and unpacked, with the configuration;
+    without `whole` that is all."""
     blob = original.layers[at]
     with tempfile.NamedTemporaryFile(dir=folder, prefix="layer-") as file:
         import zstandard
 
         contents.fetch(original.repository, original.digest, blob, Path(file.name))
         try:
-            return layer_files.read(plain(Path(file.name)))
-        except (ValueError, OSError, EOFError, zstandard.ZstdError) as error:
+            stream = checked(plain(Path(file.name)), original.diff_ids[at])
+            if whole:
+                return layer_files.read(stream)
+            for _ in stream:
+                pass
+            return difference.NOTHING
+        except (ValueError, OSError, EOFError, UnreadableLayer, zstandard.ZstdError) as error:
             raise Untrusted.of("layer-differs", reference=original.reference, layer=blob.digest, why=error) from None
 
 

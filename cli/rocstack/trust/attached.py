@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -75,7 +74,7 @@ class Attached:
         """Of a simple-signing payload; empty where there is none."""
         try:
             return base64.b64decode(self.annotations.get(SIGNATURE, ""), validate=True)
-        except binascii.Error:
+        except ValueError:  # not base64, or not ASCII
             return b""
 
 

@@ -58,7 +58,7 @@ def sign_image(
     listed = _listed_by(present, [*own, *trusted])
     for each in before:
         said, signers = _said(each, digest, [*own, *trusted])
-        if said is None or (listed is not None and each.digest not in listed):
+        if said is None or each.digest not in (listed or ()):  # without a list, any of them may be an old one put back
             continue
         kind, by_all = said.predicate_type, set(signers) >= {key.fingerprint for key in own}
         if kind in predicates:

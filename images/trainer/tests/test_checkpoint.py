@@ -130,8 +130,8 @@ def test_eight_steps_and_four_more_are_bitwise_twelve(straight: Any, tmp_path: P
     for step in (4, 8, 12):
         then, now = state(straight[0], step), state(tmp_path, step)
         assert now["weights_sha256"] == then["weights_sha256"]
-        assert {n: s for n, s in now["files"].items() if n != ".metadata"} == {
-            n: s for n, s in then["files"].items() if n != ".metadata"
+        assert {n: s for n, s in now["files"].items() if n not in ("tensors.json", ".metadata")} == {
+            n: s for n, s in then["files"].items() if n not in ("tensors.json", ".metadata")
         }
 
 
@@ -183,9 +183,11 @@ def other_buckets(rank: Rank, config: Config) -> list[float]:
         ("__0_0.distcp", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "__0_0.distcp is not what was written"),
         ("state.json", lambda data: data[:50], "state.json can't be read"),
         ("state.json", lambda data: b"[]", "format None is another version's"),
-        ("state.json", lambda data: data.replace(b'"format": 1', b'"format": 9'), "format 9 is another version's"),
+        ("state.json", lambda data: data.replace(b'"format": 2', b'"format": 9'), "format 9 is another version's"),
         ("__1_0.distcp", None, "__1_0.distcp is missing"),
+        ("tensors.json", None, "tensors.json is missing"),
         (".metadata", None, ".metadata is missing"),
+        ("state.json", lambda data: data.replace(b'".metadata"', b'"../x"'), "'../x', which is no file of the folder"),
         ("state.json", None, "state.json is missing"),
     ],
 )
@@ -337,6 +339,7 @@ def test_without_a_shared_file_system_rank_0_saves_for_all(straight: Any, tmp_pa
     assert {file.name for file in (tmp_path / "0" / "c" / "step-00000008").iterdir()} == {
         "__0_0.distcp",
         ".metadata",
+        "tensors.json",
         "state.json",
     }
     assert state(tmp_path / "0" / "c", 8)["weights_sha256"] == state(straight[0], 8)["weights_sha256"]

@@ -9,6 +9,7 @@ import torch
 from conftest import ranks, run, small, start, trained
 
 from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.saving import export
 
 IDS = torch.arange(60).reshape(4, 15)
 TOKENIZER = {"tokenizer.json": "{}", "special_tokens_map.json": "{}", "merges.txt": "a b\n"}
@@ -85,3 +86,14 @@ def test_a_person_sees_nothing_but_what_the_trainer_says(tmp_path: Path) -> None
     assert (process.returncode, err) == (0, "")
     said = [line.partition(" in /")[0] for line in out.splitlines() if ": " in line]
     assert [line for line in said if line.startswith("checkpoint: ")] == ["checkpoint: step 1", "checkpoint: step 2"]
+
+
+def test_nobody_can_put_links_where_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody makes the folder beside it first, and it can't be removed, as in /tmp."""
+    (there := tmp_path / "out.tmp").mkdir()
+    (there / "rocstack.json").symlink_to(tmp_path / "precious")
+    (tmp_path / "precious").write_text("mine")
+    monkeypatch.setattr(export.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(FileExistsError):
+        export.check(small(f"checkpoint.export={tmp_path / 'out'}"))
+    assert (tmp_path / "precious").read_text() == "mine"

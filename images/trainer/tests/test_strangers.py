@@ -1,6 +1,7 @@
 """What others on a cluster may send to a run, or leave in its folders."""
 
 import ast
+import json
 import os
 import pickle
 import re
@@ -9,7 +10,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ import torch
 import torch.distributed.checkpoint as torchs
 from conftest import grouped, ranks, run, small, start, state
 from torch.distributed import TCPStore, distributed_c10d
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from rocstack_trainer import cli, errors
 from rocstack_trainer.config import Config
@@ -269,13 +268,13 @@ def open_umask(rank: Rank, config: Config) -> int:
 
 def test_others_can_not_write_to_a_checkpoint_whatever_the_umask_is(saved: Path) -> None:
     found = [saved, *saved.rglob("*")]
-    assert len(found) == 5
+    assert len(found) == 6
     assert not [path for path in found if path.stat().st_mode & 0o022]
     assert all(path.stat().st_mode & 0o044 for path in found)  # they may read it, as the umask says
     assert ranks(1, run, settings(saved, 3)) == [0]
 
 
-@pytest.mark.parametrize("what", [".", "step-00000002", "step-00000002/.metadata", "step-00000002/state.json"])
+@pytest.mark.parametrize("what", [".", "step-00000002", "step-00000002/tensors.json", "step-00000002/state.json"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
 def test_a_folder_that_others_can_write_is_refused(saved: Path, tmp_path: Path, what: str, mode: int) -> None:
     copy = Path(shutil.copytree(saved, tmp_path / "a b"))
@@ -304,13 +303,39 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         folder.private(tmp_path)
 
 
-@pytest.mark.parametrize("what", [Evil(), Metadata({"x": BytesStorageMetadata()}), Metadata({"x": getattr}), "half"])
-def test_a_forged_index_runs_nothing(tmp_path: Path, monkeypatch, what: Any) -> None:
-    monkeypatch.setenv("EVIL", str(tmp_path / "ran"))
-    data = pickle.dumps(what)
-    (tmp_path / ".metadata").write_bytes(data[:3] if what == "half" else data)
-    with pytest.raises(CheckpointError, match=r"\.metadata is not what rocstack-train writes"):
+ROW = ["a", "float32", [2], [0], [2], "__0_0.distcp", 0, 8]
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (1, "load"), (1, "nn"), (1, 7), (2, "2"), (2, [2.0]), (2, [-1]), (3, [True]), (3, None), (5, "../x"),
+        (5, "/etc/x"), (5, ".."), (5, None), (6, "0"), (7, 1 << 70), (8, 1), (None, None), (None, {}), (None, 3),
+    ],
+)  # fmt: skip
+def test_a_forged_index_is_refused(tmp_path: Path, at: int | None, value: Any) -> None:
+    rows: Any = [[*ROW[:at], value, *ROW[at + 1 :]]] if at is not None else value
+    (tmp_path / "tensors.json").write_text(json.dumps(rows))
+    with pytest.raises(CheckpointError, match=r"tensors\.json is not what rocstack-train writes"):
         dcp.contents(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[[", "[" * 100_000, "\xff"])
+def test_an_index_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tensors.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError):
+        dcp.contents(tmp_path)
+
+
+def test_a_checkpoint_is_read_without_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever .metadata holds: a list of classes is no guard, since a pickle sets attributes of those classes."""
+    monkeypatch.setenv("EVIL", str(tmp_path / "ran"))
+    rows, _ = dcp.write({name: of(tensor) for name, tensor in tensors().items()}, tmp_path, 0)
+    dcp.write_index(rows, tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    into = {name: torch.full_like(tensor, 7) for name, tensor in tensors().items()}
+    dcp.read(into, tmp_path)
+    assert all(torch.equal(into[name], tensor) for name, tensor in tensors().items())
     assert not (tmp_path / "ran").exists()
 
 
@@ -323,10 +348,8 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_checkpoints_that_dcp_itself_wrote_are_read_and_it_reads_ours(tmp_path: Path) -> None:
-    """The first is what earlier versions of the trainer have left."""
+def test_dcp_reads_ours(tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
-    torchs.save(tensors(), checkpoint_id=tmp_path / "old")
     rows, sums = dcp.write({name: of(tensor) for name, tensor in tensors().items()}, tmp_path / "ours", 0)
     dcp.write_index(rows, tmp_path / "ours")
     assert sums == folder.sums([tmp_path / "ours/__0_0.distcp"]), "hashed on the way is hashed on the disk"
@@ -334,14 +357,11 @@ def test_checkpoints_that_dcp_itself_wrote_are_read_and_it_reads_ours(tmp_path: 
     def by_dcp(into: dict[str, torch.Tensor]) -> None:
         torchs.load(into, checkpoint_id=tmp_path / "ours")
 
-    def by_us(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
-        return lambda into: dcp.read(into, tmp_path / name)
-
-    for read in (by_dcp, by_us("ours"), by_us("old")):
+    for read in (by_dcp, lambda into: dcp.read(into, tmp_path / "ours")):
         into = {name: torch.full_like(tensor, 7) for name, tensor in tensors().items()}
         read(into)
         assert all(torch.equal(into[name], tensor) for name, tensor in tensors().items())
-    assert dcp.contents(tmp_path / "ours") == dcp.contents(tmp_path / "old") == dcp.shapes(tensors())
+    assert dcp.contents(tmp_path / "ours") == dcp.shapes(tensors())
 
 
 # Between DiLoCo's groups

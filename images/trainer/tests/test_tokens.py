@@ -219,6 +219,36 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer: Path) 
     assert "no end-of-text token\n" in refused(path, f"data.tokenizer={tokenizer}")
 
 
+@pytest.mark.parametrize("which", ["rocstack-tokens", "rocstack-tokens/key"])
+@pytest.mark.parametrize("how", ["others", "link", "owner"])
+def test_tokens_that_somebody_else_could_have_made_are_refused(tmp_path: Path, which: str, how: str) -> None:
+    path = write(tmp_path / "d/a.parquet")
+    folder = Path(prepared(path).path)
+    there = folder.parent if which == "rocstack-tokens" else folder
+    if how == "others":
+        there.chmod(0o777)
+    elif how == "link":
+        there.rename(tmp_path / "elsewhere")
+        there.symlink_to(tmp_path / "elsewhere")
+    elif os.geteuid() == 0:
+        os.chown(there, 65534, 65534)
+    else:
+        pytest.skip("only root can give a folder away")
+    with pytest.raises(ConfigError, match=r"its tokens may not be those of the data\n  set data.cache to a folder of"):
+        prepared(path)
+    assert prepared(path, f"data.cache={tmp_path}/own").path.startswith(f"{tmp_path}/own/")
+
+
+def test_the_owner_of_the_data_may_own_its_tokens(tmp_path: Path) -> None:
+    path = write(tmp_path / "d/a.parquet")
+    folder = Path(prepared(path).path)
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    for each in (path, folder, folder.parent):
+        os.chown(each, 65534, 65534)
+    assert prepared(path).path == str(folder)
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     path = write(tmp_path / "d/a.parquet")
     (tmp_path / "d/rocstack-tokens").write_text("a file")

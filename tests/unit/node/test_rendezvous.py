@@ -157,6 +157,17 @@ def test_a_node_keeps_the_newest_secrets(tmp_path: Path, monkeypatch: pytest.Mon
     assert {each.name for each in (tmp_path / "jobs").iterdir()} == {"4", "5", "6"}
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_users_jobs_take_no_other_users_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "munge.key").write_bytes(b"k")
+    monkeypatch.setattr(rendezvous, "KEPT", 2)
+    for job, uid in ((1, 2001), *((number, 6666) for number in range(2, 9))):
+        env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_UID": str(uid)}
+        rendezvous.write_secret(env, tmp_path / "jobs", tmp_path / "munge.key")
+        os.utime(tmp_path / f"jobs/{job}", (job, job))
+    assert {each.name for each in (tmp_path / "jobs").iterdir()} == {"1", "7", "8"}
+
+
 def test_a_secret_that_another_prolog_removes_meanwhile_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

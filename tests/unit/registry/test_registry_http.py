@@ -241,6 +241,28 @@ def test_tags_of_another_shape_are_the_registrys_fault(body: bytes) -> None:
         assert "by something else" in f"{caught.value.cause}"
 
 
+@pytest.mark.parametrize(("host", "sent"), [("127.0.0.1", True), ("127.0.0.2", False)])
+def test_a_plain_registry_sends_the_login_to_no_other_host_in_clear(host: str, sent: bool) -> None:
+    with serving() as store, serving() as other:
+        asked: list[str | None] = []
+
+        def listen(handler: Handler) -> bool:
+            asked.append(handler.headers.get("Authorization"))
+            handler.answer(200, b'{"token": "t"}')
+            return True
+
+        def lead(handler: Handler) -> bool:
+            realm = f"http://{host}:{other.host.rpartition(':')[2]}/token"
+            handler.answer(401, **{"WWW-Authenticate": f'Bearer realm="{realm}"'})
+            return True
+
+        store.faults, other.faults = [lead] * 4, [listen] * 4
+        http = RegistryHttp(store.host, RegistryLogin("me", "secret"), plain=True)
+        with pytest.raises((CheckFailed, Missing)):
+            http.request("GET", "v2/", good=(200,))
+        assert bool(asked) is sent
+
+
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"[" * 100_000, b'{"token": 5}', b'{"token": "a\\nX: y"}', b"\xff"])
 def test_a_token_of_another_shape_is_the_registrys_fault(body: bytes) -> None:
     with serving() as store:

@@ -19,12 +19,19 @@ SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
 
 class Mirror(http.server.BaseHTTPRequestHandler):
     asked: list[str] = []
+    logins: list[str | None] = []
 
     def log_message(self, *args: object) -> None:
         pass
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
+        self.logins.append(self.headers.get("Authorization"))
+        if self.path.startswith("/elsewhere"):
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/libbnxt_re-1.tar.gz")
+            self.end_headers()
+            return
         found = self.path.startswith("/libbnxt_re")
         self.send_response(200 if found else 404)
         self.send_header("Content-Length", str(len(ARCHIVE) if found else 0))
@@ -39,6 +46,7 @@ def mirror() -> Iterator[str]:
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.02))
     thread.start()
     Mirror.asked.clear()
+    Mirror.logins.clear()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
@@ -55,6 +63,13 @@ def test_it_is_fetched_once_and_again_where_it_is_damaged(mirror: str, tmp_path:
     assert "secret" not in said[0]
     found.write_bytes(b"damaged")
     assert download.fetched(url, SHA256, tmp_path, said.append).read_bytes() == ARCHIVE
+
+
+def test_no_login_of_netrc_goes_along(mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netrc").write_text("machine localhost login me password a\ndefault login me password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert download.fetched(f"{mirror}/elsewhere", SHA256, tmp_path, print).read_bytes() == ARCHIVE
+    assert Mirror.logins == [None, None]
 
 
 def test_another_archive_is_refused_and_not_kept(mirror: str, tmp_path: Path) -> None:

@@ -257,6 +257,14 @@ def test_a_signature_too_large_is_not_fetched(shelf: Shelf) -> None:
     assert refusal(shelf).code == "attestation-broken"
 
 
+@pytest.mark.parametrize("mark", ["é", "====", "\ud800", "a"])
+def test_a_strangers_signature_that_is_none_is_refused_by_name(shelf: Shelf, mark: str) -> None:
+    other = Attached.make(SIMPLE_SIGNING, b"{}", {SIGNATURE: mark})
+    assert not OURS.public.signed(other.data or b"", other.signature)
+    shelf.put("sig", [other])
+    refusal(shelf)
+
+
 def test_more_files_than_any_image_has_are_refused(shelf: Shelf) -> None:
     shelf.edit("sig", lambda manifest: manifest.update(layers=manifest["layers"] * 100))
     assert refusal(shelf).code == "signature-broken"

@@ -24,7 +24,7 @@ from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read.journal import VerifiedLevel
 from rocstack.edge import files
 from rocstack.registry.layers import sha256
-from rocstack.registry.oci import parse_manifest
+from rocstack.registry.oci import is_of
 from rocstack.registry.repository import Repository
 from rocstack.trust.attached import Source
 from rocstack.trust.envelope import PROVENANCE, SBOM, VERIFY_REPORT
@@ -170,7 +170,7 @@ class TrustCheck:
     def _kept(self, image: Image, required: set[str], away: RocstackError | None) -> SignedEvidence:
         """Raises `away` where nothing was kept of this image."""
         kept = Kept.read(_file(self.folder, image.id))
-        if kept is None or not _is(kept.manifest(kept.digest), image):
+        if kept is None or not is_of(kept.manifest(kept.digest), image.id):
             assert away is not None
             raise away
         return verify(kept, kept.digest, self.keys, required)
@@ -199,7 +199,7 @@ def _digests(repository: Repository, image: Image, kept: str) -> Iterator[str]:
     seen = set[str]()
     for name in _names(repository, image, kept):
         data = repository.manifest(name)
-        if data is not None and _is(data, image) and sha256(data) not in seen:
+        if data is not None and is_of(data, image.id) and sha256(data) not in seen:
             seen.add(sha256(data))
             yield sha256(data)
 
@@ -215,14 +215,6 @@ def _names(repository: Repository, image: Image, kept: str) -> Iterator[str]:
     yield id_tag(image.id)
     tags = [tag for tag in sorted(repository.tags(), reverse=True) if not tag.startswith(("sha256-", "i-", "c-"))]
     yield from tags[:NEWEST]
-
-
-def _is(manifest: bytes | None, image: Image) -> bool:
-    """Does the manifest name this image's configuration, and so each of its layers?"""
-    try:
-        return parse_manifest(manifest or b"")[0] == image.id
-    except ValueError:
-        return False
 
 
 def _levels(evidence: SignedEvidence, images: Mapping[str, Image]) -> Iterator[VerifiedLevel]:

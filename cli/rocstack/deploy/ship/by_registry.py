@@ -22,7 +22,7 @@ from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.read.facts import push_port
 from rocstack.edge import ssh
 from rocstack.registry.local_image import LocalImage
-from rocstack.registry.oci import parse_manifest
+from rocstack.registry.oci import is_of
 from rocstack.registry.pack_ahead import PackedAhead
 from rocstack.registry.publish import PackedLayers, Published, publish
 from rocstack.registry.registry_http import PushStopped, RegistryHttp, RegistryLogin, TransientFailure, docker_login
@@ -110,7 +110,7 @@ def bring(
             digest = (image.reference or "").partition("@")[2]
             data = target.manifest(digest) if digest else None
             # Under the digest that it was deployed with before: a deploy that goes on needs no image here.
-            if data is not None and parse_manifest(data)[0] == image.id:
+            if data is not None and is_of(data, image.id):
                 return Published.of(target, data)
             if client is None:
                 raise not_here(image)

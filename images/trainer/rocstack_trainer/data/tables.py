@@ -59,6 +59,7 @@ class Arrow(Table):
     def numbered(self, batches: Iterator[pa.RecordBatch], name: str) -> Iterator[tuple[Sequence[int], Any]]:
         first = 0
         for batch in batches:
+            batch.validate(full=True)  # offsets in a file may lead anywhere
             yield range(first, first + len(batch)), batch.column(name)
             first += len(batch)
 

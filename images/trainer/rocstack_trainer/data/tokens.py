@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,11 +177,34 @@ def _plan(config: Config, rank: Rank, vocab_size: int) -> Job:
     key = hashlib.sha256(json.dumps(went_in).encode()).hexdigest()
     folder = Path(data.cache or files[0].parent / "rocstack-tokens") / key[:16]
     targets = [folder / f"{i:06}.bin" for i in range(len(files))]  # not as the shards of a set: their names say which
+    owners = {0, os.geteuid(), *(file.stat().st_uid for file in files)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for made in (folder.parent, folder):
+            made.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if made == folder or not data.cache:  # a cache that is named may be a group's
+                _refuse_strangers(made, owners)
     except OSError as error:
         raise _unwritable(folder.parent, error) from error
     return Job(replace(data, path=str(folder), dtype=kind, layout=layout), files, targets, folder, column)
+
+
+def _refuse_strangers(folder: Path, owners: Collection[int]) -> None:
+    """Its name follows from the data's, so whoever can write beside the data could make it first, with other tokens.
+
+    Raises:
+        ConfigError: somebody else than the data's owner or us can put something there.
+    """
+    about = folder.lstat()
+    if stat.S_ISLNK(about.st_mode) or about.st_uid not in owners:
+        fault = "is a link" if stat.S_ISLNK(about.st_mode) else f"belongs to user {about.st_uid}"
+    elif about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX:
+        fault = f"can be written by others ({stat.filemode(about.st_mode)})"
+    else:
+        return
+    raise ConfigError(
+        f"data.cache: {folder} {fault}: its tokens may not be those of the data\n"
+        "  set data.cache to a folder of your own"
+    )
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigError:

@@ -109,10 +109,9 @@ def trained(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, tensors: Mapping[str, torch.Tensor], about: Notes) -> None:
-    """In peft's format; tensors have the names that `trained` gives. Raises OSError."""
+    """In peft's format, into a folder that is there; tensors have the names that `trained` gives. Raises OSError."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
     plain = {_short(name): tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, folder / WEIGHTS, {"format": "pt"})
     text = json.dumps(about | {"inference_mode": True}, indent=2, sort_keys=True)

@@ -43,6 +43,8 @@ def shape(path: str, setting: str = "model.path") -> Any:
         kind = raw["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{setting}: {file}: no model's config: {error!r}") from None
+    if "/" in str(raw.get("attn_implementation", "")) or "/" in str(raw.get("_attn_implementation", "")):
+        raise ConfigError(f"{setting}: {file}: its attention is code of a hub, which is not run")
     if kind not in KNOWN:
         own = "; the code that comes with it is not run" if "auto_map" in raw else ""
         known = f"no causal language model that transformers {transformers.__version__} has{own}"

@@ -186,7 +186,7 @@ class Checkpoints:
 
         def whole() -> str:
             rows, files, hashes = zip(*parts, strict=True)
-            files += (folder.sums([dcp.write_index([*chain(*rows)], tmp)]),)
+            files += (folder.sums(dcp.write_index([*chain(*rows)], tmp)),)
             about.update(weights_sha256=fingerprint.combined(ChainMap(*hashes)), files=dict(ChainMap(*files)))
             folder.publish(tmp, about, self.settings.keep, self.damaged)
             return about["weights_sha256"]

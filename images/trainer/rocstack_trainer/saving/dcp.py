@@ -1,15 +1,17 @@
 """Tensors in a folder, in the format of torch.distributed.checkpoint (DCP): a file per rank, and `.metadata`.
 
-DCP's own `save` and `load` aren't used: between the ranks and from the disk they unpickle whatever comes. Here ranks
-tell each other rows of JSON, and `.metadata` is read with the few classes that belong into it.
+DCP's own `save` and `load` aren't used: between the ranks and from the disk they unpickle whatever comes, and a list
+of classes doesn't make a pickle harmless, since it can set attributes of those classes. Here ranks tell each other rows
+of JSON, a checkpoint is read by the same rows (tensors.json), and `.metadata` is written for DCP alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import pathlib
 import pickle
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,29 +36,11 @@ from rocstack_trainer.slices import Slice, local
 
 # Tensor, type and shape; where in it this slice begins, and the slice's shape; file, offset and length in bytes.
 Row = tuple[str, str, list[int], list[int], list[int], str, int, int]
-INDEX = ".metadata"
-# What may be in it, by the module that its pickle names. Not BytesStorageMetadata: DCP unpickles what that stands for.
-KNOWN: dict[str, Any] = {
-    "torch.distributed.checkpoint.metadata": meta,
-    "torch.distributed.checkpoint.filesystem": files_,
-    "torch.serialization": torch.serialization,
-    "torch": torch,
-    "pathlib": pathlib,
-    "pathlib._local": pathlib,  # Python 3.13's name for it
-}
-NAMES = {"Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex"}
-NAMES |= {"StorageMeta", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_layout", "Size", "PosixPath"}
+INDEX, FOR_DCP = "tensors.json", ".metadata"
+PLAIN = re.compile(r"\w[\w.-]*")  # the name of a file in the folder
 Shape = tuple[torch.dtype, tuple[int, ...]]
 
 warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # DCP in PyTorch 2.6 causes it
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        found = getattr(KNOWN.get(module), name, None)
-        if name in NAMES or isinstance(found, torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"{module}.{name} doesn't belong into a checkpoint")
 
 
 class _Counted:
@@ -144,23 +128,35 @@ def write(slices: dict[str, Slice], path: Path, number: int) -> tuple[list[Row],
     return rows, {name: (file.size, file.sha256.hexdigest()) for name, file in files.written.items()}
 
 
-def write_index(rows: Sequence[Row], path: Path) -> Path:
-    """`.metadata`, by which DCP finds the tensors of all ranks. Raises OSError."""
+def write_index(rows: Sequence[Row], path: Path) -> list[Path]:
+    """The files by which we, and DCP, find the tensors of all ranks. Raises OSError."""
+    written = {INDEX: json.dumps(rows).encode(), FOR_DCP: pickle.dumps(_metadata(rows))}
+    for name, data in written.items():
+        with (path / name).open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+    return [path / name for name in written]
+
+
+def _metadata(rows: Sequence[Row]) -> meta.Metadata:
     tensors: dict[str, Any] = {}
     places = {}
     for name, kind, shape, start, size, file, offset, length in rows:
-        about = meta.TensorProperties(dtype=getattr(torch, kind))
+        about = meta.TensorProperties(dtype=_dtype(kind))
         whole = tensors.setdefault(name, meta.TensorStorageMetadata(about, torch.Size(shape), []))
         whole.chunks.append(meta.ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
         places[meta.MetadataIndex(name, torch.Size(start), len(whole.chunks) - 1)] = files_._StorageInfo(
             file, offset, length
         )
-    paths = {name: (name,) for name in tensors}
-    with (path / INDEX).open("wb") as out:
-        pickle.dump(meta.Metadata(tensors, paths, places, meta.StorageMeta()), out)
-        out.flush()
-        os.fsync(out.fileno())
-    return path / INDEX
+    return meta.Metadata(tensors, {name: (name,) for name in tensors}, places, meta.StorageMeta())
+
+
+def _dtype(kind: str) -> torch.dtype:
+    found = getattr(torch, kind, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{kind!r:.40} is no type of a tensor")
+    return found
 
 
 def read(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -168,7 +164,7 @@ def read(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
     Raises:
         OSError: a file can't be read.
-        CheckpointError: `.metadata` is not what was written here.
+        CheckpointError: tensors.json is not what was written here.
     """
     # Where there are more ranks than rows, some have nothing of a tensor.
     tensors = {name: t for name, t in tensors.items() if local(t).numel() or not t.numel()}
@@ -189,11 +185,29 @@ def contents(path: Path) -> dict[str, Shape]:
 
 
 def _index(path: Path) -> meta.Metadata:
-    with (path / INDEX).open("rb") as file:
-        try:
-            return _Unpickler(file).load()
-        except Exception as error:  # a pickle can raise anything
-            raise CheckpointError(f"{path / INDEX} is not what rocstack-train writes: {error}") from error
+    try:
+        rows = json.loads((path / INDEX).read_bytes())
+        if not isinstance(rows, list):
+            raise TypeError("it is no list")
+        return _metadata([_row(*each) for each in rows])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path / INDEX} is not what rocstack-train writes: {error}") from error
+
+
+def _row(
+    name: object, kind: object, shape: object, start: object, size: object, file: object, offset: object, length: object
+) -> Row:
+    """One of a file's, which may hold anything.
+
+    Raises:
+        TypeError: it is no row.
+    """
+    numbers = (shape, start, size, [offset, length])
+    if not all(isinstance(each, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in each) for each in numbers):
+        raise TypeError("a shape, or a place in a file, is not of whole numbers")
+    if not all(isinstance(text, str) for text in (name, kind, file)) or not PLAIN.fullmatch(str(file)):
+        raise TypeError(f"{file!r:.80} is no file of this folder")
+    return name, kind, shape, start, size, file, offset, length  # type: ignore[return-value]
 
 
 def shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Shape]:

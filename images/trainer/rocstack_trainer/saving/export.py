@@ -29,10 +29,15 @@ def check(config: Config) -> None:
     if path.exists() and any(path.iterdir()) and not (path / OURS).exists():
         raise ConfigError(f"{path} has other things in it: name a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    probe = path.with_name(f"{path.name}.tmp")
-    shutil.rmtree(probe, ignore_errors=True)
-    probe.mkdir()
-    probe.rmdir()
+    _fresh(path).rmdir()
+
+
+def _fresh(path: Path) -> Path:
+    """A new folder beside it, which nobody else can put anything into. Raises OSError if somebody made one first."""
+    tmp = path.with_name(f"{path.name}.tmp")
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(mode=folder.OWN_MODE)
+    return tmp
 
 
 def write(config: Config, about: Any, tensors: Tensors, step: int, notes: Mapping[str, Any]) -> None:
@@ -45,8 +50,7 @@ def write(config: Config, about: Any, tensors: Tensors, step: int, notes: Mappin
     """
     settings, path = config.checkpoint, Path(config.checkpoint.export)
     dtype = torch.bfloat16 if settings.export_dtype == "bf16" else torch.float32
-    tmp = path.with_name(f"{path.name}.tmp")
-    shutil.rmtree(tmp, ignore_errors=True)
+    tmp = _fresh(path)
     said = {
         "step": step,
         "weights_sha256": sha256(tensors),

@@ -22,7 +22,7 @@ from typing import Any
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.ranks.peers import Peers
 
-FORMAT = 1
+FORMAT = 2
 OWN_MODE, OTHERS_WRITE = 0o755, stat.S_IWGRP | stat.S_IWOTH  # whatever the umask is
 SEEN_WITHIN_S = 1.0  # how long a new file on a shared file system may take to show on another node
 Sums = dict[str, tuple[int, str]]  # file name: size in bytes, sha256; from JSON, a list of the two
@@ -102,6 +102,8 @@ def damage(path: Path, part: int = 0, parts: int = 1) -> str:
         if (number := about(path).get("format")) != FORMAT:
             return f"format {number} is another version's, this one knows {FORMAT}"
         for name, (size, digest) in sorted(about(path)["files"].items())[part::parts]:
+            if name != os.path.basename(name):
+                return f"state.json names {name!r:.80}, which is no file of the folder"
             private(path / name)
             if (path / name).stat().st_size != size:
                 return f"{name} has {(path / name).stat().st_size} of {size} bytes"

@@ -267,7 +267,10 @@ class _Start:
         return [diagnosis(table["clique-stall"], line=self.line, seen=(self.found,), count=self.count)]
 
 
-LINK = re.compile(r"(?<!\S)(?P<device>\S{1,64}): (?:NIC )?link (?:is )?(?P<state>up|down)\b", re.IGNORECASE)
+# Not that of a PCIe slot, which is another matter.
+LINK = re.compile(
+    r"(?<!\S)(?P<device>(?!Slot\()\S{1,64}): (?:NIC )?link (?:is )?(?P<state>up|down)\b", re.IGNORECASE
+)
 
 
 class _Links:

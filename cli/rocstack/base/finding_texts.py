@@ -18,6 +18,8 @@ from rocstack.base.words import Line, Name, Value
 
 RULES = "rules.yml"  # entries with conditions: rocstack.stack.rules reads them
 Texts = Annotated[tuple[Line, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Shown = Literal["one-node", "rdma-used"]  # what the whole of a log shows
+ShownList = Annotated[tuple[Shown, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 
@@ -55,7 +57,8 @@ class TextEntry(Entry):
     of which the line says nothing. A line that `unless`, a regular expression, finds is another entry's. A `symptom`
     often has its cause in another entry, so it stands after those. `kernel`, of lines of the kernel: a fault, one that
     no reset and no time mends (lasting), or one of memory that nothing used (contained). `harmless`: what the log must
-    show for the finding to be a note only.
+    show, any of it, for the finding to be a note only. `settled`: the text of a line that takes one of this entry's
+    back, or says it better; where there are as many of those, it is no finding.
     """
 
     text: Texts = ()
@@ -64,7 +67,8 @@ class TextEntry(Entry):
     otherwise: dict[Name, Line] = {}
     symptom: bool = False
     kernel: Literal["fault", "lasting", "contained"] | None = None
-    harmless: Literal["one-node", "rdma-used"] | None = None
+    harmless: ShownList = ()
+    settled: Line | None = None
     example: str | None = None
     examples: tuple[str, ...] = ()  # other wordings, of older and newer releases
     also: tuple[Name, ...] = ()  # entries that may stand on the same line

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -50,6 +51,8 @@ class _Reading:
         entries = table.values()
         texts = dict.fromkeys(text for entry in entries for text in entry.text)
         self.texts = [(text.encode(), [entry for entry in entries if text in entry.text]) for text in texts]
+        self.settling = [(entry.settled.encode(), entry.code) for entry in entries if entry.settled]
+        self.settled: Counter[str] = Counter()  # entry -> lines
         self.tallies: dict[str, _Tally] = {}
         self.rules = logrules.Rules()
         self.starts: list[int] = []
@@ -78,12 +81,15 @@ class _Reading:
                         continue
                     seen.add((entry.code, number))
                     self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
+        for key, code in self.settling:
+            self.settled[code] += sum(1 for _ in holding(piece, key))
         self.rules.look(piece, self.lines)
         self.lines += piece.count(b"\n")
 
     def report(self) -> LogReport:
         shown = self.rules.shown()
-        found = [tally.finding(shown) for tally in self.tallies.values()] + self.rules.findings(self.table)
+        tallies = [tally for code, tally in self.tallies.items() if tally.count > self.settled[code]]
+        found = [tally.finding(shown) for tally in tallies] + self.rules.findings(self.table)
         return LogReport(
             lines=self.lines,
             bytes=self.size,
@@ -145,5 +151,5 @@ class _Tally:
     def finding(self, shown: set[str]) -> Diagnosis:
         """`shown`: what the whole log shows, which makes some findings harmless."""
         seen, nodes, ranks = (self.excerpt,), tuple(self.nodes), tuple(sorted(self.ranks))
-        values = {**self.values, **({"level": "note"} if self.entry.harmless in shown else {})}
+        values = {**self.values, **({"level": "note"} if shown.intersection(self.entry.harmless) else {})}
         return diagnosis(self.entry, values, count=self.count, line=self.line, seen=seen, nodes=nodes, ranks=ranks)

@@ -16,22 +16,12 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import slurm
+from rocstack.jobs.pools import Pool
 from rocstack.jobs.slurm import Job, JobRecord
 
 NUMBER = re.compile(r"\d{1,12}(_\d{1,10})?")
 PIECE = 1 << 20  # bytes of a log that are read at a time
 LOG_END = 256 << 10  # bytes of the end of a log, in which srun says what failed
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A partition, as sinfo has it. `gpus` are those of each node; 0 where nodes differ, or there are none."""
-
-    name: str
-    nodes: int
-    limit: str
-    gpus: int
-    default: bool
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rocstack.base.errors import BadInput, CheckFailed, hinted
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
 from rocstack.jobs.recipe import JobRequest, Recipe
-from rocstack.jobs.remote import Pool, SlurmControl
+from rocstack.jobs.pools import fitted
+from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
 from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, inventory_path, settings
 
@@ -90,27 +91,6 @@ def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple
     control = remote.controller(inventory_path(chosen, options.inventory))
     script = recipes.script(recipe, fitted(recipe, request, control.pools()), overlay)
     return Submitted(control.submit(script, user), user, recipe.name, script)
-
-
-def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest:
-    """With all GPUs of the nodes, unless the person says how many.
-
-    Raises:
-        BadInput: the partition isn't there, has fewer nodes or no GPUs.
-    """
-    default = next((each for each in pools if each.default), pools[0] if pools else None)
-    pool = next((each for each in pools if each.name == request.partition), None) if request.partition else default
-    if pool is None:
-        name = request.partition or ""
-        raise BadInput.of("unknown-partition", name=name, hint=hinted(name, [each.name for each in pools]))
-    asked = (request.nodes or recipe.job.nodes) + request.spare
-    if asked > pool.nodes:
-        raise BadInput.of("too-many-nodes", asked=asked, partition=pool.name, nodes=pool.nodes)
-    if request.gpus_per_node is not None:
-        return request
-    if recipe.needs_gpus and not pool.gpus:
-        raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
-    return replace(request, gpus_per_node=pool.gpus)
 
 
 def queue(options: JobOptions = JobOptions(), user: str | None = None) -> list[Job]:

@@ -13,8 +13,8 @@ from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import remote
 from rocstack.jobs.recipe import JobRequest, Layout, Recipe
-from rocstack.jobs.remote import Pool, SlurmControl
-from rocstack.steps.jobs import fitted
+from rocstack.jobs.pools import Pool, fitted
+from rocstack.jobs.remote import SlurmControl
 
 CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
 SACCT = Path(__file__).parent / "data/sacct-completed.json"

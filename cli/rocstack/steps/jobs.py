@@ -10,8 +10,8 @@ from typing import Any
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
-from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.pools import fitted
+from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
 from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, inventory_path, settings

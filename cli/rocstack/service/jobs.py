@@ -107,17 +107,17 @@ class Jobs:
         wanted = select(JobRow).where(JobRow.owner == caller.name, JobRow.status == SENDING, JobRow.digest == digest)
         return await self.database.run(lambda session: session.scalars(wanted).first())
 
-    async def _handed_over(self, caller: Caller, row: JobRow, wait: float = HANDED_S) -> JobRow:
+    async def _handed_over(self, caller: Caller, row: JobRow, wait: float | None = None) -> JobRow:
         self._waiting[row.id] = caller
         async with self._locks[row.id]:
             row = await self.own(caller, row.id)
             if row.status != SENDING:
                 return row
             try:
-                number = await self._number(caller, row, wait)
+                number = await self._number(caller, row, HANDED_S if wait is None else wait)
             except SlurmRefused as refused:
                 await self._change(row, status="failed", error=_told(refused), ended=int(time.time()))
-                await self._say(row.id, f"Slurm refused it: {refused.what}", "error")
+                await self._say(row.id, f"Slurm refused it: {refused.what}", "error", final=True)
                 self._waiting.pop(row.id, None)
                 raise
             except Away:
@@ -293,8 +293,9 @@ class Jobs:
                 there = session.get_one(JobRow, row.id)
                 for name, value in change.fields.items():
                     setattr(there, name, value)
+                final = "ended" in change.fields
                 for level, message in change.say:
-                    session.add(_event(row.id, message, level))
+                    session.add(_event(row.id, message, level, final))
                 if made is not None:
                     session.add(made)
                 return there
@@ -326,7 +327,7 @@ class Jobs:
             row = await self._change(
                 row, audit_as=("job.cancel", caller), status="cancelled", slurm_id=number, ended=int(time.time())
             )
-            await self._say(key, "cancelled by its owner")
+            await self._say(key, "cancelled by its owner", final=True)
         return row
 
     async def pause(self, caller: Caller, key: str) -> JobRow:
@@ -409,8 +410,8 @@ class Jobs:
 
         return await self.database.run(work)
 
-    async def _say(self, key: str, message: str, level: str = "info") -> None:
-        await self.database.run(lambda session: session.add(_event(key, message, level)))
+    async def _say(self, key: str, message: str, level: str = "info", final: bool = False) -> None:
+        await self.database.run(lambda session: session.add(_event(key, message, level, final)))
 
     # the cluster
     async def pools(self, caller: Caller) -> list[Pool]:
@@ -467,8 +468,8 @@ def _own(session: Session, caller: Caller, key: str) -> JobRow:
     return row
 
 
-def _event(job: str, message: str, level: str = "info") -> JobEvent:
-    return JobEvent(job=job, at=int(time.time()), level=level, message=visible(message)[:2000])
+def _event(job: str, message: str, level: str = "info", final: bool = False) -> JobEvent:
+    return JobEvent(job=job, at=int(time.time()), level=level, message=visible(message)[:2000], final=final)
 
 
 def _since(row: JobRow) -> int:

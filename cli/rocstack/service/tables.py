@@ -85,6 +85,7 @@ class JobEvent(Table):
     at: Mapped[int] = mapped_column(BigInteger)
     level: Mapped[str] = mapped_column(String(8))
     message: Mapped[str] = mapped_column(Text)
+    final: Mapped[bool] = mapped_column(default=False)  # said at the job's end
 
 
 class ModelRow(Table):

@@ -239,10 +239,11 @@ def events_of(
     for number, when in saved:
         message = f"checkpoint of step {number} is written"
         found.append((number + 0.5, _event(f"{row.id}-checkpoint-{number}", when, "info", message)))
-    over = [row.ended is not None and each.at >= row.ended for each, _ in told]
-    before = [event for (_, event), late in zip(told, over, strict=True) if not late]
-    after = [event for (_, event), late in zip(told, over, strict=True) if late]
-    return [*before, *(event for _, event in sorted(found, key=lambda each: each[0])), *after]
+    end = len(told)
+    while end and row.ended is not None and told[end - 1][0].final:
+        end -= 1
+    middle = [event for _, event in sorted(found, key=lambda each: each[0])]
+    return [*(event for _, event in told[:end]), *middle, *(event for _, event in told[end:])]
 
 
 def _event(key: str, at: int, level: str, message: str, data: dict[str, Any] | None = None) -> dict[str, Any]:

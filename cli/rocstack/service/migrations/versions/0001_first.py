@@ -39,6 +39,7 @@ def upgrade() -> None:
         sa.Column("at", sa.BigInteger(), nullable=False),
         sa.Column("level", sa.String(length=8), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
+        sa.Column("final", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index(op.f("ix_job_events_job"), "job_events", ["job"], unique=False)

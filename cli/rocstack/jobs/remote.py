@@ -72,6 +72,18 @@ class SlurmControl:
         why = last_line(err or out).removeprefix("sbatch: error: ") or f"sbatch ended with {code}"
         raise CheckFailed.of("submission-refused", why=why, user=user)
 
+    def token(self, user: str, seconds: int) -> str:
+        """By which slurmrestd and the service know the user for so long.
+
+        Raises:
+            CheckFailed: Slurm makes none.
+        """
+        code, out, err = self.run(["scontrol", "token", f"username={user}", f"lifespan={seconds}"])
+        found = re.search(r"^SLURM_JWT=([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)$", out, re.MULTILINE)
+        if code or not found:
+            raise CheckFailed.of("no-token-made", user=user, why=last_line(err) or f"scontrol ended with {code}")
+        return found[1]
+
     def queue(self, user: str = "") -> list[Job]:
         """
         Raises:

@@ -134,7 +134,7 @@ class Models:
         except BaseException:
             remove(to)
             raise
-        words = [part for part in (base.replace("/", "-"), caller.name, suffix, job.id.rpartition("-")[2][:8]) if part]
+        words = [part for part in (base.replace("/", "-"), caller.name, suffix, job.id[-8:]) if part]
         return ModelRow(
             id=TUNED + ":".join(words), owner=caller.name, base=base, folder=folder, job=job.id, rank=rank, bytes=size,
             created=int(time.time()),

@@ -11,6 +11,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ class Storage:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """A later one is greater: lists have an order within a second, too."""
+    return f"{prefix}-{int(time.time() * 1000):011x}{secrets.token_hex(7)}"
 
 
 def named(name: str) -> str:

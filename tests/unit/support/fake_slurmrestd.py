@@ -1,5 +1,5 @@
-"""slurmrestd in the test's process: a few jobs, two nodes, people's tokens; it can go away and lose answers. The forms of
-its answers are those of the real one, recorded in tests/unit/service/data."""
+"""slurmrestd in the test's process: a few jobs, two nodes, people's tokens; it can go away and lose answers. The forms
+of its answers are those of the real one, recorded in tests/unit/service/data."""
 
 from __future__ import annotations
 

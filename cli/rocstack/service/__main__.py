@@ -80,5 +80,6 @@ def _uvicorn(settings: ServiceSettings, service: Service) -> uvicorn.Config:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when all has ended
+        signal.signal(number, lambda *_: None)
     sys.exit(main(sys.argv[1:]))

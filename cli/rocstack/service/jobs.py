@@ -1,16 +1,11 @@
-"""Jobs of any recipe: written down first, then handed to Slurm as their owner's, and followed until they are over.
-
-A job is never handed over twice: its comment in Slurm is ours alone, and where an answer got lost it is looked for
-before it is sent again.
-"""
+"""Jobs of any recipe: written down first, then handed to Slurm as their owner's, and followed until they are over."""
 
 import asyncio
 import hashlib
 import json
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,47 +14,42 @@ import anyio.to_thread
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from rocstack.base.errors import RocstackError
-from rocstack.base.text import visible
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import audit, batch, outcome
 from rocstack.service.config import ServiceLimits
-from rocstack.service.database import Database
-from rocstack.service.failures import Away, NotNow, NotSignedIn, NotThere, ServiceError, SlurmRefused, TooMany, body
+from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooMany, body
+from rocstack.service.handover import Handover
 from rocstack.service.identity import Caller
+from rocstack.service.job_rows import JobRows, event, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
 from rocstack.service.slurm_answers import SlurmJob, first, map_of, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
-from rocstack.service.tables import JobEvent, JobRow
+from rocstack.service.tables import JobRow
 
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
 POOLS_S = 10.0
 FEW = 12  # jobs that are asked for one by one
-LOOK_AFTER_S = 1.5  # after a lost answer: what was on its way has arrived
 RESEND_S = 5.0
-HANDED_S = 15.0  # that somebody waits for a job to be handed over
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Jobs:
-    database: Database
+    rows: JobRows
     storage: Storage
     slurm: SlurmRest
+    handover: Handover
     models: Models
     limits: ServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _fresh: dict[str, float] = field(default_factory=dict)
-    _locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _waiting: dict[str, Caller] = field(default_factory=dict)  # whose job couldn't be handed over yet
     _pools: tuple[float, list[Pool]] = (0.0, [])
 
     # recipes
@@ -91,99 +81,21 @@ class Jobs:
                 script=script, digest=digest, status=SENDING, run=1, slurm_id=None, seen={}, error=None, result=None,
                 created=int(time.time()), began=None, ended=None,
             )  # fmt: skip
-            await self.database.run(lambda session: self._written(session, caller, row))
-        return await self._handed_over(caller, row)
+            await self.rows.database.run(lambda session: self._written(session, caller, row))
+        return await self.handover.hand_over(caller, row)
 
     def _written(self, session: Session, caller: Caller, row: JobRow) -> None:
         live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
         if (session.scalar(live) or 0) >= self.limits.jobs:
             raise TooMany.of("too-many-jobs", most=self.limits.jobs)
         session.add(row)
-        session.add(_event(row.id, f"created: recipe {row.recipe}"))
+        session.add(event(row.id, f"created: recipe {row.recipe}"))
         audit.note(session, caller.name, "job.create", row.id, row.recipe)
 
     async def _unsent(self, caller: Caller, digest: str) -> JobRow | None:
         """The same request, which Slurm's silence kept from being handed over: it is that job, not a second one."""
         wanted = select(JobRow).where(JobRow.owner == caller.name, JobRow.status == SENDING, JobRow.digest == digest)
-        return await self.database.run(lambda session: session.scalars(wanted).first())
-
-    async def _handed_over(self, caller: Caller, row: JobRow, wait: float | None = None) -> JobRow:
-        self._waiting[row.id] = caller
-        async with self._locks[row.id]:
-            row = await self.own(caller, row.id)
-            if row.status != SENDING:
-                return row
-            try:
-                number = await self._number(caller, row, HANDED_S if wait is None else wait)
-            except SlurmRefused as refused:
-                await self._change(row, status="failed", error=_told(refused), ended=int(time.time()))
-                await self._say(row.id, f"Slurm refused it: {refused.what}", "error", final=True)
-                self._waiting.pop(row.id, None)
-                raise
-            except Away:
-                raise Away.of("job-kept", job=row.id) from None
-            except AnswerLost:
-                raise Away.of("job-kept", job=row.id) from None
-            self._waiting.pop(row.id, None)
-            row = await self._change(row, status="queued", slurm_id=number, seen={})
-            again = "" if row.run == 1 else f", run {row.run}"
-            await self._say(row.id, f"queued: Slurm's job {number}{again}")
-        return row
-
-    async def _number(self, caller: Caller, row: JobRow, wait: float) -> int:
-        """Hands it to Slurm; where that may have been done already, it looks first."""
-        job, until = self._description(caller, row), time.monotonic() + wait
-        look = bool(row.seen.get("unsure"))
-        while True:
-            if look:
-                there = await self.slurm.find(
-                    caller.token, caller.name, str(job["comment"]), self._folder(row), _since(row)
-                )
-                if there is not None:
-                    return there.id
-            else:  # if we end here in the middle, the next one looks
-                row = await self._change(row, seen={"unsure": True, "since": int(time.time())})
-            try:
-                return await self.slurm.submit(caller.token, row.script, job)
-            except (Away, SlurmRefused, NotSignedIn) as error:
-                if not isinstance(error, SlurmRefused):  # it didn't arrive
-                    await self._change(row, seen={})
-                raise
-            except AnswerLost as error:
-                log.warning("%s: the answer to its submission got lost: %s", row.id, error)
-                look = True
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(LOOK_AFTER_S)
-
-    def _description(self, caller: Caller, row: JobRow) -> dict[str, Any]:
-        folder = self._folder(row)
-        home = f"/home/{caller.name}"
-        own = [f"HOME={home}", f"USER={caller.name}", f"LOGNAME={caller.name}", "SHELL=/bin/bash", "LANG=C.UTF-8"]
-        more: dict[str, Any] = {
-            "comment": f"rocstack:{row.id}:{row.run}",
-            "environment": [PATH, *own],
-            "standard_output": f"{folder}/log",
-            "standard_error": f"{folder}/log",
-            "current_working_directory": folder,
-        }
-        if after := row.asked.get("_after"):
-            more["dependency"] = f"afterany:{after}"
-        return batch.description(row.script, more)
-
-    def _folder(self, row: JobRow) -> str:
-        return str(self.storage.root / row.owner / "jobs" / row.id)
-
-    async def resend(self) -> None:
-        """What couldn't be handed over, once more. Called again and again while the service runs."""
-        for key, caller in list(self._waiting.items()):
-            try:
-                await self._handed_over(caller, await self.own(caller, key), wait=0)
-            except Away:
-                continue
-            except (RocstackError, AnswerLost):  # refused, or its token is over: its owner's next request tries again
-                pass
-            self._waiting.pop(key, None)
+        return await self.rows.database.run(lambda session: session.scalars(wanted).first())
 
     # look at them
     async def page(
@@ -207,13 +119,13 @@ class Jobs:
             if status:
                 wanted = wanted.where(JobRow.status.in_(status))
             if after:
-                last = _own(session, caller, after)
+                last = own(session, caller, after)
                 same = (JobRow.created == last.created) & (JobRow.id < last.id)
                 wanted = wanted.where((JobRow.created < last.created) | same)
             wanted = wanted.order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit + 1)
             return list(session.scalars(wanted))
 
-        rows = await self.database.run(work)
+        rows = await self.rows.database.run(work)
         return await self.refresh(caller, rows[:limit]), len(rows) > limit
 
     async def get(self, caller: Caller, key: str) -> JobRow:
@@ -221,21 +133,13 @@ class Jobs:
         Raises:
             NotThere: she has no such job.
         """
-        return (await self.refresh(caller, [await self.own(caller, key)]))[0]
-
-    async def own(self, caller: Caller, key: str) -> JobRow:
-        return await self.database.run(lambda session: _own(session, caller, key))
-
-    async def events(self, caller: Caller, key: str) -> list[JobEvent]:
-        await self.own(caller, key)
-        wanted = select(JobEvent).where(JobEvent.job == key).order_by(JobEvent.id)
-        return await self.database.run(lambda session: list(session.scalars(wanted)))
+        return (await self.refresh(caller, [await self.rows.own(caller, key)]))[0]
 
     async def refresh(self, caller: Caller, rows: list[JobRow]) -> list[JobRow]:
         """With what Slurm says of those that aren't over. Where it doesn't answer they stay as they were last seen."""
         for row in rows:
-            if row.status == SENDING and row.id not in self._waiting:
-                self._waiting[row.id] = caller
+            if row.status == SENDING and row.id not in self.handover.waiting:
+                self.handover.waiting[row.id] = caller
         now = time.monotonic()
         old = [row for row in rows if row.status in LIVE and row.slurm_id and self._fresh.get(row.id, 0) < now]
         if not old:
@@ -266,14 +170,14 @@ class Jobs:
             error = body("Slurm knows this job no more, and its accounting neither", "server_error", "job-lost")[
                 "error"
             ]
-            return await self._change(row, status="failed", error=error, ended=int(time.time()))
+            return await self.rows.change(row, status="failed", error=error, ended=int(time.time()))
         if job.user != caller.name:  # numbers began again, or worse: it is somebody else's
             return row
         change = outcome.after(row, job)
         if not change:
             return row
-        async with self._locks[row.id]:
-            row = await self.own(caller, row.id)
+        async with self.handover.locks[row.id]:
+            row = await self.rows.own(caller, row.id)
             if row.status not in LIVE or row.slurm_id != job.id:  # another request was faster
                 return row
             change = outcome.after(row, job)
@@ -295,12 +199,12 @@ class Jobs:
                     setattr(there, name, value)
                 final = "ended" in change.fields
                 for level, message in change.say:
-                    session.add(_event(row.id, message, level, final))
+                    session.add(event(row.id, message, level, final))
                 if made is not None:
                     session.add(made)
                 return there
 
-            return await self.database.run(work)
+            return await self.rows.database.run(work)
 
     # change them
     async def cancel(self, caller: Caller, key: str) -> JobRow:
@@ -312,22 +216,21 @@ class Jobs:
         row = await self.get(caller, key)
         if row.status not in LIVE:
             return row
-        async with self._locks[key]:
-            row = await self.own(caller, key)
+        async with self.handover.locks[key]:
+            row = await self.rows.own(caller, key)
             if row.status not in LIVE:
                 return row
             number = row.slurm_id
             if row.status == SENDING and row.seen.get("unsure"):
-                comment = f"rocstack:{row.id}:{row.run}"
-                there = await self.slurm.find(caller.token, caller.name, comment, self._folder(row), _since(row))
+                there = await self.handover.find(caller, row)
                 number = there.id if there else None
             if number is not None:
-                await self._told(self.slurm.cancel(caller.token, number))
-            self._waiting.pop(key, None)
-            row = await self._change(
+                await _told(self.slurm.cancel(caller.token, number))
+            self.handover.waiting.pop(key, None)
+            row = await self.rows.change(
                 row, audit_as=("job.cancel", caller), status="cancelled", slurm_id=number, ended=int(time.time())
             )
-            await self._say(key, "cancelled by its owner", final=True)
+            await self.rows.say(key, "cancelled by its owner", final=True)
         return row
 
     async def pause(self, caller: Caller, key: str) -> JobRow:
@@ -338,15 +241,15 @@ class Jobs:
             NotNow: it neither waits nor runs.
         """
         row = await self.get(caller, key)
-        async with self._locks[key]:
-            row = await self.own(caller, key)
+        async with self.handover.locks[key]:
+            row = await self.rows.own(caller, key)
             if row.status not in ("queued", "running") or row.slurm_id is None:
                 raise NotNow.of("job-not-live", job=key, status=row.status, what="paused")
             # A running one gets the time that it needs to save; a waiting one has nothing to save.
             running = row.status == "running"
-            await self._told(self.slurm.cancel(caller.token, row.slurm_id, "TERM" if running else None))
-            row = await self._change(row, audit_as=("job.pause", caller), status=PAUSED)
-            await self._say(key, "paused by its owner" + (": it saves what it has" if running else ""))
+            await _told(self.slurm.cancel(caller.token, row.slurm_id, "TERM" if running else None))
+            row = await self.rows.change(row, audit_as=("job.pause", caller), status=PAUSED)
+            await self.rows.say(key, "paused by its owner" + (": it saves what it has" if running else ""))
         return row
 
     async def resume(self, caller: Caller, key: str) -> JobRow:
@@ -374,44 +277,22 @@ class Jobs:
         return await self._again(caller, row, "job.requeue", end=row.status in LIVE)
 
     async def _again(self, caller: Caller, row: JobRow, what: str, *, end: bool) -> JobRow:
-        async with self._locks[row.id]:
+        async with self.handover.locks[row.id]:
             before = row
-            row = await self.own(caller, row.id)
+            row = await self.rows.own(caller, row.id)
             if (row.run, row.status) != (before.run, before.status):
                 return row  # another request was faster
             old = await self.slurm.job(caller.token, row.slurm_id) if row.slurm_id else None
             if old is not None and not old.over and end:
-                await self._told(self.slurm.cancel(caller.token, old.id))
+                await _told(self.slurm.cancel(caller.token, old.id))
             asked = {name: value for name, value in row.asked.items() if name != "_after"}
             if old is not None and not old.over:
                 asked["_after"] = old.id
-            row = await self._change(
+            row = await self.rows.change(
                 row, audit_as=(what, caller), status=SENDING, run=row.run + 1, slurm_id=None, seen={}, asked=asked,
                 error=None, ended=None, began=None,
             )  # fmt: skip
-        return await self._handed_over(caller, row)
-
-    @staticmethod
-    async def _told(doing: Any) -> None:
-        """Ending a job twice does no harm, so a lost answer is only that."""
-        try:
-            await doing
-        except AnswerLost:
-            raise Away.of("slurm-away") from None
-
-    async def _change(self, row: JobRow, audit_as: tuple[str, Caller] | None = None, **fields: Any) -> JobRow:
-        def work(session: Session) -> JobRow:
-            there = session.get_one(JobRow, row.id)
-            for name, value in fields.items():
-                setattr(there, name, value)
-            if audit_as:
-                audit.note(session, audit_as[1].name, audit_as[0], row.id)
-            return there
-
-        return await self.database.run(work)
-
-    async def _say(self, key: str, message: str, level: str = "info", final: bool = False) -> None:
-        await self.database.run(lambda session: session.add(_event(key, message, level, final)))
+        return await self.handover.hand_over(caller, row)
 
     # the cluster
     async def pools(self, caller: Caller) -> list[Pool]:
@@ -423,12 +304,12 @@ class Jobs:
         found = []
         for row in parts:
             name = text(row.get("name"))
-            own = [node for node in nodes if name in node.partitions]
-            counts = {node.gpus for node in own}
+            there = [node for node in nodes if name in node.partitions]
+            counts = {node.gpus for node in there}
             limit = whole(map_of(row.get("maximums")).get("time"))
             default = "DEFAULT" in str(row.get("flags", "")) or first(row.get("flags")) == "DEFAULT"
             same = counts.pop() if len(counts) == 1 else 0
-            found.append(Pool(name, len(own), f"{limit}:00" if limit else "infinite", same, default))
+            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, default))
         self._pools = (time.monotonic() + POOLS_S, found)
         return found
 
@@ -461,21 +342,9 @@ def request_of(options: dict[str, Any], **more: Any) -> JobRequest:
     return JobRequest(**known, **more)
 
 
-def _own(session: Session, caller: Caller, key: str) -> JobRow:
-    row = session.get(JobRow, key)
-    if row is None or row.owner != caller.name:
-        raise NotThere.of("no-such-own-job", job=visible(key[:64])).about("job_id")
-    return row
-
-
-def _event(job: str, message: str, level: str = "info", final: bool = False) -> JobEvent:
-    return JobEvent(job=job, at=int(time.time()), level=level, message=visible(message)[:2000], final=final)
-
-
-def _since(row: JobRow) -> int:
-    """When it was handed over for the first time; a few seconds before, for clocks."""
-    return int(row.seen.get("since") or row.created) - 5
-
-
-def _told(error: ServiceError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.what, "param": error.param}
+async def _told(doing: Awaitable[None]) -> None:
+    """Ending a job twice does no harm, so a lost answer is only that."""
+    try:
+        await doing
+    except AnswerLost:
+        raise Away.of("slurm-away") from None

@@ -102,30 +102,30 @@ async def delete_file(service: Serving, caller: Person, file_id: str) -> dict[st
 
 @router.post("/uploads", tags=["uploads"], summary="Begin a file that comes in parts")
 async def begin_upload(service: Serving, caller: Person, body: UploadRequest) -> dict[str, Any]:
-    return await service.files.begin(caller, body.filename, body.purpose, body.bytes)
+    return await service.uploads.begin(caller, body.filename, body.purpose, body.bytes)
 
 
 @router.get("/uploads/{upload_id}", tags=["uploads"], summary="Which parts are there")
 async def get_upload(service: Serving, caller: Person, upload_id: str) -> dict[str, Any]:
     """After a broken connection, send the parts that are missing."""
-    return await service.files.upload(caller, upload_id)
+    return await service.uploads.get(caller, upload_id)
 
 
 @router.post("/uploads/{upload_id}/parts", tags=["uploads"], summary="Send a part", openapi_extra=PART)
 async def add_part(request: Request, service: Serving, caller: Person, upload_id: str) -> dict[str, Any]:
     form = Form(request.headers.get("content-type", ""), request.stream().__aiter__(), "data")
     await form.begin()
-    return await service.files.add_part(caller, upload_id, form.pieces())
+    return await service.uploads.add_part(caller, upload_id, form.pieces())
 
 
 @router.post("/uploads/{upload_id}/complete", tags=["uploads"], summary="Make the parts a file")
 async def complete_upload(service: Serving, caller: Person, upload_id: str, body: UploadComplete) -> dict[str, Any]:
-    return await service.files.complete(caller, upload_id, body.part_ids, body.md5)
+    return await service.uploads.complete(caller, upload_id, body.part_ids, body.md5)
 
 
 @router.post("/uploads/{upload_id}/cancel", tags=["uploads"], summary="Drop the parts")
 async def cancel_upload(service: Serving, caller: Person, upload_id: str) -> dict[str, Any]:
-    return await service.files.cancel(caller, upload_id)
+    return await service.uploads.cancel(caller, upload_id)
 
 
 @router.get("/models", tags=["models"], summary="List base models and your own")

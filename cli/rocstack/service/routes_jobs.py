@@ -93,7 +93,7 @@ async def get_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
 
 @router.get("/jobs/{job}/events", tags=["jobs"], summary="What happened to a job, the oldest first")
 async def job_events(service: Serving, caller: Person, job: str) -> dict[str, Any]:
-    rows = await service.jobs.events(caller, job)
+    rows = await service.jobs.rows.events(caller, job)
     return page([{"id": str(row.id), "at": row.at, "level": row.level, "message": row.message} for row in rows], False)
 
 
@@ -108,7 +108,7 @@ async def job_log(
     stream_: Annotated[bool, Query(alias="stream", description="Server-sent events until the job is over")] = False,
 ) -> Any:
     """`offset` of the answer is where the next piece begins. A stream's events have it as their id."""
-    await service.jobs.own(caller, job)
+    await service.jobs.rows.own(caller, job)
     if stream_ or wants_stream(request):
         last = request.headers.get("last-event-id", "")
         return stream(log_pieces(service, caller, job, int(last) if last.isdigit() else offset), service)
@@ -141,7 +141,7 @@ async def job_metrics(
     after: Annotated[int, Query(ge=0, description="Only steps after this one")] = 0,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 10_000,
 ) -> dict[str, Any]:
-    await service.jobs.own(caller, job)
+    await service.jobs.rows.own(caller, job)
     rows = await anyio.to_thread.run_sync(progress.metrics, service.storage, caller, job, after)
     return {"object": "list", "data": rows[:limit], "has_more": len(rows) > limit}
 

@@ -12,12 +12,15 @@ from rocstack.service import jobs as jobs_
 from rocstack.service.config import ServiceSettings
 from rocstack.service.database import Database
 from rocstack.service.files import Files
+from rocstack.service.handover import Handover
 from rocstack.service.identity import Doorkeeper
+from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
 from rocstack.service.tuning import Tuning
+from rocstack.service.uploads import Uploads
 
 SWEEP_S = 600.0  # between two looks for uploads that took too long
 log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ class Service:
     storage: Storage
     slurm: SlurmRest
     files: Files
+    uploads: Uploads
     models: Models
     jobs: Jobs
     tuning: Tuning
@@ -50,16 +54,18 @@ class Service:
         slurm = slurm or SlurmRest(settings.slurmrestd)
         files = Files(database, storage, settings.limits)
         models = Models(database, storage, Path(settings.models))
-        jobs = Jobs(database, storage, slurm, models, settings.limits, overlay)
+        rows = JobRows(database)
+        handover = Handover(rows, storage, slurm)
+        jobs = Jobs(rows, storage, slurm, handover, models, settings.limits, overlay)
         stopping = asyncio.Event()
         tuning = Tuning(settings, jobs, files, models, stopping)
         door = Doorkeeper(slurm, settings.users)
-        return cls(settings, database, storage, slurm, files, models, jobs, tuning, door, stopping)
+        return cls(settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, door, stopping)
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._again(jobs_.RESEND_S, self.jobs.resend)),
-            asyncio.create_task(self._again(SWEEP_S, self.files.sweep)),
+            asyncio.create_task(self._again(jobs_.RESEND_S, self.jobs.handover.resend)),
+            asyncio.create_task(self._again(SWEEP_S, self.uploads.sweep)),
         ]
 
     async def stop(self) -> None:

@@ -159,7 +159,7 @@ class Tuning:
         return await self._events(caller, row)
 
     async def _events(self, caller: Caller, row: JobRow) -> list[dict[str, Any]]:
-        said = await self.jobs.events(caller, row.id)
+        said = await self.jobs.rows.events(caller, row.id)
         storage = self.files.storage
         steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id)
         saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)

@@ -13,7 +13,7 @@ import pytest
 from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
-from rocstack.service import app, jobs, routes_jobs, tuning
+from rocstack.service import app, handover, jobs, routes_jobs, tuning
 
 pytestmark = pytest.mark.anyio
 MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
@@ -23,7 +23,7 @@ MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Slurm says is new at once, and nobody waits."""
     monkeypatch.setattr(jobs, "FRESH_S", 0.0)
-    monkeypatch.setattr(jobs, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
     monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)
 
@@ -137,7 +137,7 @@ async def test_what_cannot_be_handed_over_is_kept_and_sent_later(site: Site, slu
     assert [(row["name"], row["status"]) for row in rows] == [("later", "sending"), ("mine", "queued")]
     assert "handed over when it does" in rows[0]["why"]
     setattr(slurm, away, False)
-    await site.service.jobs.resend()
+    await site.service.jobs.handover.resend()
     rows = (await alice.get("/v1/jobs")).json()["data"]
     assert [row["status"] for row in rows] == ["queued", "queued"]
     assert len(slurm.submitted) == 2
@@ -146,14 +146,14 @@ async def test_what_cannot_be_handed_over_is_kept_and_sent_later(site: Site, slu
 async def test_after_a_restart_a_job_is_looked_for_first(
     site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(jobs, "HANDED_S", -1.0)
+    monkeypatch.setattr(handover, "HANDED_S", -1.0)
     slurm.lose = 1
     assert (await site.of("alice").post("/v1/jobs", json=MINE)).status_code == 503
     other = serve(tmp_path, slurm)
     reached = Site(other, site.client, app.make(other))
     alice = reached.of("alice")
     assert (await alice.get("/v1/jobs")).json()["data"][0]["status"] == "sending"
-    await other.jobs.resend()
+    await other.jobs.handover.resend()
     row = (await alice.get("/v1/jobs")).json()["data"][0]
     assert (row["status"], row["slurm_job"]) == ("queued", 100)
     assert len(slurm.submitted) == 1

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from rocstack import base
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
-from rocstack.service import failures, routes_cluster, routes_files, routes_jobs, routes_tuning
+from rocstack.service import failures, page_forms, routes_cluster, routes_files, routes_jobs, routes_tuning
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import AnswerLost
@@ -60,7 +60,7 @@ def make(service: Service) -> FastAPI:
     _errors(app)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_cluster):
+    for routes in (routes_files, routes_tuning, routes_jobs, routes_cluster, page_forms):  # forms are of the page
         app.include_router(routes.router)
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app

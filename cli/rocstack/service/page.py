@@ -226,8 +226,9 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     return {
         "job": _line(row), "asked": _asked(row), "error": (row.error or {}).get("message", ""), "script": row.script,
         "events": [(each.at, each.level, each.message) for each in await service.jobs.rows.events(caller, row.id)],
-        "curves": [each for each in drawn if each], "numbers": steps[-1] if steps else {}, "log": "\n".join(log.text.splitlines()[-LINES:]),
-        "cut": log.size > LOG_END or log.text.count("\n") > LINES, "log_size": log.size, "saved": saved[::-1][:10],
+        "curves": [each for each in drawn if each], "numbers": steps[-1] if steps else {},
+        "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
+        "cut": log.size > LOG_END or log.text.count("\n") > LINES, "saved": saved[::-1][:10],
         "can": [verb for verb, may in can.items() if may],
         "box": {"width": int(WIDTH), "height": int(HEIGHT), "left": int(LEFT)},
     }  # fmt: skip

@@ -19,7 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> PageSite:
         yield site
 
 
-@pytest.mark.parametrize("path", ["/jobs", "/jobs/JOB", "/files", "/models", "/cluster", "/new/fine-tuning", "/size"])
+@pytest.mark.parametrize("path", ["/jobs/JOB", "/cluster", "/new/fine-tuning"])
 def test_it_shows_something_in_light_and_dark(site: PageSite, tmp_path: Path, path: str) -> None:
     file, seen = tmp_path / "page.png", []
     for dark in ([], ["--blink-settings=preferredColorScheme=0"]):

@@ -41,10 +41,18 @@ pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser is here ({', '.
 
 
 def browse(folder: Path, file: Path, *options: str) -> str:
+    return browse_url(folder, file.as_uri(), *options)
+
+
+def browse_url(folder: Path, url: str, *options: str) -> str:
     """With a profile of its own; no name resolves, so nothing could be loaded from elsewhere."""
     words = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
-    words += [f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", *options]
-    return subprocess.run([*words, file.as_uri()], capture_output=True, text=True, timeout=90, check=True).stdout
+    words += [
+        f"--user-data-dir={folder / 'profile'}",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+        *options,
+    ]
+    return subprocess.run([*words, url], capture_output=True, text=True, timeout=90, check=True).stdout
 
 
 def shown(folder: Path, text: str) -> list[float]:

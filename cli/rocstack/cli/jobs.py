@@ -12,7 +12,7 @@ import typer
 from rocstack.base.text import count, visible_lines
 from rocstack.cli.command import Answer, command, commands
 from rocstack.cli.ui import Interrupted, out, paragraph, print_json, say, table
-from rocstack.steps.options import Flag, JobOptions, StacksOptions, SubmitOptions
+from rocstack.steps.options import Flag, JobOptions, StacksOptions, SubmitOptions, TokenOptions
 
 if TYPE_CHECKING:
     from rocstack.jobs.recipe import Recipe
@@ -90,6 +90,20 @@ def jobs(choice: JobOptions, user: Annotated[str | None, Flag("Only this user's 
         where = each.why + start if each.why else each.where
         rows.append((each.id, each.name, each.user, each.partition, each.state, each.used, str(each.nodes), where))
     table(("JOB", "NAME", "USER", "PARTITION", "STATE", "TIME", "NODES", "WHERE, OR WHY NOT"), rows, right=(5, 6))
+
+
+@command("rocstack token inventory.yml --user ann")
+def token(choice: TokenOptions) -> Answer:
+    """Print a token by which the service and slurmrestd know a user; keep it secret.
+
+    Whoever has it can do all that the user can, until it ends. `rocstack rotate-keys` ends all tokens at once.
+    """
+    from rocstack.steps import jobs as steps
+
+    made = steps.token(choice)
+    yield made
+    sys.stdout.write(made.token + "\n")
+    say(f"of {made.user}, until {datetime.fromtimestamp(made.ends):%Y-%m-%d %H:%M:%S}")
 
 
 @command("rocstack job show 17", job)

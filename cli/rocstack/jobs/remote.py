@@ -16,22 +16,12 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import slurm
+from rocstack.jobs.pools import Pool
 from rocstack.jobs.slurm import Job, JobRecord
 
 NUMBER = re.compile(r"\d{1,12}(_\d{1,10})?")
 PIECE = 1 << 20  # bytes of a log that are read at a time
 LOG_END = 256 << 10  # bytes of the end of a log, in which srun says what failed
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A partition, as sinfo has it. `gpus` are those of each node; 0 where nodes differ, or there are none."""
-
-    name: str
-    nodes: int
-    limit: str
-    gpus: int
-    default: bool
 
 
 @dataclass(frozen=True)
@@ -81,6 +71,18 @@ class SlurmControl:
             return found[1]
         why = last_line(err or out).removeprefix("sbatch: error: ") or f"sbatch ended with {code}"
         raise CheckFailed.of("submission-refused", why=why, user=user)
+
+    def token(self, user: str, seconds: int) -> str:
+        """By which slurmrestd and the service know the user for so long.
+
+        Raises:
+            CheckFailed: Slurm makes none.
+        """
+        code, out, err = self.run(["scontrol", "token", f"username={user}", f"lifespan={seconds}"])
+        found = re.search(r"^SLURM_JWT=([A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+)$", out, re.MULTILINE)
+        if code or not found:
+            raise CheckFailed.of("no-token-made", user=user, why=last_line(err) or f"scontrol ended with {code}")
+        return found[1]
 
     def queue(self, user: str = "") -> list[Job]:
         """

@@ -2,20 +2,24 @@
 
 import codecs
 import getpass
+import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocstack.base.errors import BadInput, CheckFailed, hinted
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.text import visible
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
+from rocstack.jobs.pools import fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
-from rocstack.jobs.remote import Pool, SlurmControl
+from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
-from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, inventory_path, settings
+from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, TokenOptions, inventory_path, settings
 
 EVERY_S = 1.0  # between two looks at a job that is followed
+LONGEST_TOKEN = 90 * 86400  # seconds
 SETTLE = 3  # looks at the log after the job's end: the last lines may come late
 
 
@@ -45,6 +49,18 @@ class JobView:
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.record.to_dict(), "failed": self.failed.to_dict() if self.failed else None}
+
+
+@dataclass(frozen=True)
+class PersonToken:
+    """`ends`: seconds since 1970."""
+
+    token: str = field(repr=False)
+    user: str
+    ends: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"token": self.token, "user": self.user, "ends": self.ends}
 
 
 def list_recipes(options: StacksOptions = StacksOptions()) -> dict[str, Recipe]:
@@ -92,25 +108,21 @@ def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple
     return Submitted(control.submit(script, user), user, recipe.name, script)
 
 
-def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest:
-    """With all GPUs of the nodes, unless the person says how many.
+def token(options: TokenOptions = TokenOptions()) -> PersonToken:
+    """By which slurmrestd and the service know a user. Whoever has it can do all that she can, until it ends.
 
     Raises:
-        BadInput: the partition isn't there, has fewer nodes or no GPUs.
+        BadInput: no such user, or no time that a token may have.
+        CheckFailed: the control node isn't reached, or Slurm makes no token.
     """
-    default = next((each for each in pools if each.default), pools[0] if pools else None)
-    pool = next((each for each in pools if each.name == request.partition), None) if request.partition else default
-    if pool is None:
-        name = request.partition or ""
-        raise BadInput.of("unknown-partition", name=name, hint=hinted(name, [each.name for each in pools]))
-    asked = (request.nodes or recipe.job.nodes) + request.spare
-    if asked > pool.nodes:
-        raise BadInput.of("too-many-nodes", asked=asked, partition=pool.name, nodes=pool.nodes)
-    if request.gpus_per_node is not None:
-        return request
-    if recipe.needs_gpus and not pool.gpus:
-        raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
-    return replace(request, gpus_per_node=pool.gpus)
+    found = re.fullmatch(r"([1-9][0-9]{0,6})([smhd])", options.lifespan)
+    seconds = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_TOKEN:
+        raise BadInput.of("bad-lifespan", value=visible(options.lifespan))
+    chosen = settings(options)
+    user = remote.owner(options.user, getpass.getuser(), chosen.cluster.users)
+    control = remote.controller(inventory_path(chosen, options.inventory))
+    return PersonToken(control.token(user, seconds), user, int(time.time()) + seconds)
 
 
 def queue(options: JobOptions = JobOptions(), user: str | None = None) -> list[Job]:

@@ -443,6 +443,13 @@ class SubmitOptions(JobOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    inventory: Inventory = None
+    user: Annotated[str | None, Flag("Whose token it is; default: you, or the cluster's only user.")] = None
+    lifespan: Annotated[str, Flag("How long it is good for: 30m, 8h, 7d; at most 90d.")] = "8h"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SizeOptions:
     """What of a layout is None is chosen: what fits, and of that the fastest."""
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from rocstack.base.errors import BadInput
-from rocstack.base.text import visible
-from rocstack.size import hardware, models, sizing
-from rocstack.size.layout import Asked
+from rocstack.size import ask
 from rocstack.size.sizing import Sized
 from rocstack.steps.options import SizeOptions
-
-RANK = 16  # of LoRA
-SEQUENCE = 8192  # where nobody says it, and the model was made for as many
-_RECOMPUTE = {"auto": None, "none": False, "layers": True}
 
 
 def size(choice: SizeOptions) -> Sized:
@@ -19,19 +12,4 @@ def size(choice: SizeOptions) -> Sized:
     Raises:
         BadInput: an unknown model or GPU, a config that can't be read, or a layout that is impossible.
     """
-    if choice.method not in ("full", "lora"):
-        raise BadInput.of("bad-method", value=visible(choice.method))
-    if choice.rank and choice.method != "lora":
-        raise BadInput.of("rank-without-lora", rank=choice.rank)
-    if choice.recompute not in _RECOMPUTE:
-        raise BadInput.of("bad-recompute", value=visible(choice.recompute))
-    shape, model = models.find(choice.model)
-    node = hardware.find(choice.gpu, choice.gpus_per_node, choice.network)
-    asked = Asked(
-        tp=choice.tp, pp=choice.pp, dp=choice.dp, shard=choice.shard, ep=choice.ep, micro=choice.micro_batch,
-        accumulate=choice.accumulate, interleave=choice.interleave, batch=choice.batch,
-        recompute=_RECOMPUTE[choice.recompute],
-    )  # fmt: skip
-    sequence = choice.seq or model.sequence or min(shape.context or SEQUENCE, SEQUENCE)
-    rank = (choice.rank or RANK) if choice.method == "lora" else 0
-    return sizing.answer(model, shape, node, asked, nodes=choice.nodes, sequence=sequence, rank=rank)
+    return ask.size(choice)

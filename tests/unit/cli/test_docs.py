@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 import subprocess
@@ -18,6 +19,8 @@ import typer
 from rocstack.base.errors import BadInput, CheckFailed, Missing, error_texts
 from rocstack.cli.main import app
 from rocstack.cli.run import COMMANDS
+from rocstack.service import failures
+from rocstack.service.failures import ServiceError
 from rocstack.trust.verification import Untrusted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "images/trainer"))
@@ -26,7 +29,8 @@ from rocstack_trainer.settings import KEYS, SECTIONS
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXIT = {error.__name__: error.exit_code for error in (CheckFailed, BadInput, Missing, Untrusted)}
+OF_SERVICE = [each for each in vars(failures).values() if inspect.isclass(each) and issubclass(each, ServiceError)]
+EXIT = {error.__name__: error.exit_code for error in (CheckFailed, BadInput, Missing, Untrusted, *OF_SERVICE)}
 
 
 def named(path: Path) -> str:

@@ -12,9 +12,11 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import remote
+from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Layout, Recipe
-from rocstack.jobs.remote import Pool, SlurmControl
-from rocstack.steps.jobs import fitted
+from rocstack.jobs.remote import SlurmControl
+from rocstack.steps.jobs import token
+from rocstack.steps.options import TokenOptions
 
 CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
 SACCT = Path(__file__).parent / "data/sacct-completed.json"
@@ -57,6 +59,28 @@ def test_a_refusal_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch, err: str
     with pytest.raises(RocstackError) as caught:
         CONTROL.submit("", "bob")
     assert caught.value.code == wanted
+
+
+def test_a_token_is_made_in_the_controllers_container_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = answers(monkeypatch, "SLURM_JWT=aa.bb.c-c_\n")
+    assert CONTROL.token("alice", 60) == "aa.bb.c-c_"
+    assert ran[0][-4:] == ["scontrol", "token", "username=alice", "lifespan=60"]
+    assert "--user" not in ran[0]
+
+
+@pytest.mark.parametrize("out", ["", "SLURM_JWT=\n", "SLURM_JWT=a b\n"])
+def test_no_token_is_said(monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    answers(monkeypatch, out, "scontrol: error: no key")
+    with pytest.raises(RocstackError) as caught:
+        CONTROL.token("alice", 60)
+    assert (caught.value.code, "no key" in caught.value.what) == ("no-token-made", True)
+
+
+@pytest.mark.parametrize("lifespan", ["8", "0h", "infinite", "91d", "1h30m", ""])
+def test_a_time_that_no_token_may_have(lifespan: str) -> None:
+    with pytest.raises(RocstackError) as caught:
+        token(TokenOptions(lifespan=lifespan))
+    assert caught.value.code == "bad-lifespan"
 
 
 def test_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

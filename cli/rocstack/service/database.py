@@ -1,0 +1,115 @@
+"""The way to the database: migrated when it first answers; while it is away, errors say so."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio.to_thread
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from rocstack.base.errors import BadInput
+from rocstack.service.failures import Away
+
+Found = TypeVar("Found")
+MIGRATIONS = Path(__file__).with_name("migrations")
+AGAIN = 3  # times that a change is tried which another one crossed
+CROSSED = (1205, 1213)  # MariaDB: lock wait timeout, deadlock
+log = logging.getLogger(__name__)
+
+
+class Database:
+    """Work is a function of a session: it runs in a thread and in one transaction, so it may run again."""
+
+    def __init__(self, url: str, password: str | None = None) -> None:
+        """
+        Raises:
+            BadInput: the URL is none.
+        """
+        try:
+            address = make_url(url)
+            if password is not None:
+                address = address.set(password=password)
+            lite = address.get_backend_name() == "sqlite"
+            options = {"timeout": 10} if lite else {"connect_timeout": 3, "read_timeout": 30, "write_timeout": 30}
+            self.engine = create_engine(
+                address,
+                connect_args=options,
+                pool_pre_ping=True,
+                pool_recycle=1800,
+                hide_parameters=True,
+                **({} if lite else {"pool_size": 8, "max_overflow": 8, "pool_timeout": 5}),
+            )
+        except Exception as error:  # each driver fails in its own way
+            raise BadInput.of("bad-database-url", why=type(error).__name__) from None
+        if lite:
+            event.listen(self.engine, "connect", _one_writer)
+        self._migrated, self._lock = False, threading.Lock()
+
+    async def run(self, work: Callable[[Session], Found]) -> Found:
+        """
+        Raises:
+            Away: the database doesn't answer.
+        """
+        return await anyio.to_thread.run_sync(self.run_here, work)
+
+    def run_here(self, work: Callable[[Session], Found]) -> Found:
+        """The same in this thread."""
+        for left in reversed(range(AGAIN)):
+            try:
+                self.migrate()
+                with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                    return work(session)
+            except (OperationalError, InterfaceError, PoolTimeout) as error:
+                if not left or not _crossed(error):
+                    log.warning("database: %s", getattr(error, "orig", None) or error)
+                    raise Away.of("database-away") from None
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                raise Away.of("database-away") from None
+        raise AssertionError("unreachable")
+
+    def migrate(self) -> None:
+        if self._migrated:
+            return
+        with self._lock:
+            if self._migrated:
+                return
+            settings = Config()
+            settings.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+            with self.engine.begin() as connection:
+                settings.attributes["connection"] = connection
+                command.upgrade(settings, "head")
+            self._migrated = True
+
+    async def answers(self) -> bool:
+        try:
+            await asyncio.wait_for(self.run(lambda session: session.execute(text("SELECT 1")).scalar()), 5)
+        except (Away, TimeoutError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _crossed(error: Exception) -> bool:
+    """Two changes at once, of which the database took back one."""
+    args: tuple[object, ...] = getattr(getattr(error, "orig", None), "args", ())
+    return bool(args) and (args[0] in CROSSED or "locked" in str(args[0]))
+
+
+def _one_writer(connection: object, _record: ConnectionPoolEntry) -> None:
+    """SQLite lets readers read while one writes."""
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.close()

@@ -1,0 +1,295 @@
+"""The page: what people see in a browser. It calls the same functions as the interface; every text of a job, a file or
+a node is data, escaped by the templates, and the browser is told to run no script but ours."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import anyio.to_thread
+import jinja2
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, StreamingResponse
+from fastapi.routing import APIRoute
+
+from rocstack.base import paths
+from rocstack.base.errors import RocstackError
+from rocstack.base.text import visible
+from rocstack.service import failures, progress
+from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
+from rocstack.service.failures import NotAllowed, NotSignedIn
+from rocstack.service.identity import COOKIE, LONGEST, Caller
+from rocstack.service.jobs import TUNING, expected_start, why
+from rocstack.service.outcome import LIVE, PAUSED
+from rocstack.service.routes import Person, Serving, same_site
+from rocstack.service.service import Service
+from rocstack.service.tables import JobRow
+
+HTMX = Path("/usr/share/javascript/htmx/htmx.min.js")  # Debian's libjs-htmx
+ROWS = 50  # of a list
+LOG_END, LINES = 64 << 10, 30  # of a log are shown: bytes, and lines of them
+CURVES = (("loss", "loss"), ("tokens_per_s", "tokens a second"), ("eval_loss", "loss on held-out data"))
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def _moment(seconds: int | None) -> str:
+    """How long ago, or how long until then."""
+    if not seconds:
+        return ""
+    away = int(time.time()) - seconds
+    text = duration(abs(away))
+    return f"{text} ago" if away >= 0 else f"in {text}"
+
+
+def duration(seconds: int) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _size(bytes_: int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if bytes_ < 1000 or unit == "GB":
+            return f"{bytes_:.0f} {unit}" if unit == "B" else f"{bytes_:.1f} {unit}"
+        bytes_ = bytes_ / 1000  # type: ignore[assignment]
+    raise AssertionError
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(paths.templates() / "service"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"moment": _moment, "bytes": _size, "visible": visible, "path": lambda text: quote(text, safe="")}
+
+
+def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:
+    """A page, or with htmx the part of one that is named."""
+    known = {"cluster": request.app.state.service.settings.cluster, "user": "", "live": HTMX.exists()}
+    return HTMLResponse(TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status)
+
+
+class PageRoute(APIRoute):
+    """Answers errors with a page; who isn't signed in gets the way in."""
+
+    def get_route_handler(self) -> Handler:
+        work = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                answer = await work(request)
+            except NotSignedIn as error:
+                answer = _to_login(request, "" if error.code == "no-token" else failures.sentence(error))
+            except RocstackError as error:
+                answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
+            except RequestValidationError as error:
+                answer = draw(request, "error", 400, message=f"the request can't be read: {error.errors()[0]['msg']}")
+            answer.headers["Content-Security-Policy"] = POLICY
+            answer.headers["Referrer-Policy"] = "no-referrer"
+            return answer
+
+        return handle
+
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def _to_login(request: Request, why: str) -> Response:
+    if request.headers.get("hx-request"):  # a part of a page: htmx goes there with the whole
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    answer = draw(request, "login", 401, message=why)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+# In and out
+
+
+@router.get("/")
+async def start(caller: Person) -> Response:
+    return RedirectResponse("/jobs", 303)
+
+
+@router.get("/login")
+async def login_page(request: Request) -> Response:
+    return draw(request, "login", message="")
+
+
+@router.post("/login")
+async def login(
+    request: Request, service: Serving, token: Annotated[str, Form(max_length=LONGEST * 2)] = ""
+) -> Response:
+    """
+    Raises:
+        NotSignedIn, NotAllowed, Away
+    """
+    _from_here(request)
+    token = "".join(token.split()).removeprefix("SLURM_JWT=")
+    await service.door.caller(token)
+    answer = RedirectResponse("/jobs", 303)
+    answer.set_cookie(COOKIE, token, httponly=True, secure=service.settings.tls, samesite="strict")
+    return answer
+
+
+@router.post("/logout")
+async def logout(request: Request) -> Response:
+    _from_here(request)
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+def _from_here(request: Request) -> None:
+    """
+    Raises:
+        NotAllowed: another site's page sends it.
+    """
+    if not same_site(request):
+        raise NotAllowed.of("other-site")
+
+
+# Jobs
+
+
+@router.get("/jobs")
+async def jobs(request: Request, service: Serving, caller: Person, after: str | None = None) -> Response:
+    rows, more = await service.jobs.page(caller, after=after, limit=ROWS)
+    return draw(request, "jobs", user=caller.name, jobs=[_line(row) for row in rows], more=more, after=after or "")
+
+
+@router.get("/jobs/rows")
+async def job_rows(request: Request, service: Serving, caller: Person, after: str | None = None) -> Response:
+    rows, _ = await service.jobs.page(caller, after=after or None, limit=ROWS)
+    return draw(request, "job-rows", jobs=[_line(row) for row in rows])
+
+
+@router.get("/jobs/{job}")
+async def job(request: Request, service: Serving, caller: Person, job: str) -> Response:
+    return draw(request, "job", user=caller.name, **await _about(service, caller, job))
+
+
+@router.get("/jobs/{job}/part")
+async def job_part(request: Request, service: Serving, caller: Person, job: str) -> Response:
+    return draw(request, "job-part", **await _about(service, caller, job))
+
+
+@router.get("/jobs/{job}/log")
+async def job_log(service: Serving, caller: Person, job: str) -> Response:
+    """The whole of it, as plain text."""
+    row = await service.jobs.get(caller, job)
+
+    async def pieces() -> AsyncIterator[str]:
+        offset = 0
+        while (piece := await anyio.to_thread.run_sync(progress.log, service.storage, caller, row.id, offset)).text:
+            yield piece.text
+            offset = piece.offset
+
+    return StreamingResponse(pieces(), media_type="text/plain")
+
+
+@router.post("/jobs/{job}/{verb}")
+async def change_job(service: Serving, caller: Person, job: str, verb: str) -> Response:
+    verbs = {each: getattr(service.jobs, each) for each in ("cancel", "pause", "resume", "requeue")}
+    if verb not in verbs:
+        raise NotAllowed.of("no-such-verb", verb=visible(verb[:32]))
+    await verbs[verb](caller, job)
+    return RedirectResponse(f"/jobs/{quote(job, safe='')}", 303)
+
+
+def _line(row: JobRow) -> dict[str, Any]:
+    return {
+        "id": row.id, "name": row.name, "status": row.status, "recipe": row.recipe, "number": row.slurm_id,
+        "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
+        "nodes": row.seen.get("where") or "", "model": row.result,
+    }  # fmt: skip
+
+
+async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
+    row = await service.jobs.get(caller, key)
+    storage = service.storage
+    steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id)
+    log = await anyio.to_thread.run_sync(progress.log, storage, caller, row.id, -LOG_END, LOG_END)
+    saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)
+    drawn = [curve(label, [(each["step"], each[name]) for each in steps if name in each]) for name, label in CURVES]
+    can = {"cancel": row.status in LIVE, "requeue": row.status not in LIVE and not row.result}
+    if row.kind == TUNING:
+        can |= {"pause": row.status in ("queued", "running"), "resume": row.status == PAUSED}
+    return {
+        "job": _line(row), "asked": _asked(row), "error": (row.error or {}).get("message", ""), "script": row.script,
+        "events": [(each.at, each.level, each.message) for each in await service.jobs.rows.events(caller, row.id)],
+        "curves": [each for each in drawn if each], "numbers": steps[-1] if steps else {},
+        "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
+        "cut": log.size > LOG_END or log.text.count("\n") > LINES, "saved": saved[::-1][:10],
+        "can": [verb for verb, may in can.items() if may],
+        "box": {"width": int(WIDTH), "height": int(HEIGHT), "left": int(LEFT)},
+    }  # fmt: skip
+
+
+def _asked(row: JobRow) -> dict[str, str]:
+    """What its owner chose, flat."""
+    found: dict[str, str] = {}
+    for name, value in row.asked.items():
+        for key, each in value.items() if isinstance(value, dict) else ((name, value),):
+            if not name.startswith("_") and each not in (None, "", [], {}):
+                found[str(key)] = str(each)
+    return found
+
+
+# The cluster
+
+
+@router.get("/cluster")
+async def cluster(request: Request, service: Serving, caller: Person) -> Response:
+    return draw(request, "cluster", user=caller.name, **await _cluster(service, caller))
+
+
+@router.get("/cluster/part")
+async def cluster_part(request: Request, service: Serving, caller: Person) -> Response:
+    return draw(request, "cluster-part", **await _cluster(service, caller))
+
+
+async def _cluster(service: Service, caller: Caller) -> dict[str, Any]:
+    token = caller.token
+    nodes = sorted(await service.slurm.nodes(token), key=lambda each: (each.usable, each.name))  # the odd ones first
+    return {
+        "nodes": nodes, "reservations": await service.slurm.reservations(token), "qos": await service.slurm.qos(token)
+    }  # fmt: skip
+
+
+# Models and files
+
+
+@router.get("/models")
+async def models(request: Request, service: Serving, caller: Person) -> Response:
+    rows = await service.models.all(caller)
+    return draw(request, "models", user=caller.name, models=rows)
+
+
+@router.get("/files")
+async def files(
+    request: Request, service: Serving, caller: Person, after: Annotated[str | None, Query(max_length=64)] = None
+) -> Response:
+    rows, more = await service.files.page(caller, None, after, ROWS, "desc")
+    used = await service.files.used(caller)
+    quota = service.settings.limits.quota_mib << 20
+    return draw(request, "files", user=caller.name, files=rows, more=more, used=used, quota=quota, message="")
+
+
+# What the pages are made of
+
+
+@router.get("/static/{name}")
+async def static(name: str) -> Response:
+    known = {"page.css": paths.templates() / "service" / "page.css", "htmx.js": HTMX}
+    if name not in known or not known[name].is_file():
+        return Response("there is no such file", 404, media_type="text/plain")
+    return FileResponse(known[name], headers={"Cache-Control": "max-age=3600"})

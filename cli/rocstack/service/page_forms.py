@@ -1,0 +1,157 @@
+"""Forms of the page: a fine-tuning, a job of any recipe by its typed parameters, a file to upload, a model to size."""
+
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote
+
+from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import ValidationError
+
+from rocstack.base.errors import RocstackError
+from rocstack.jobs import recipe as recipes
+from rocstack.jobs.recipe import Recipe
+from rocstack.service import failures
+from rocstack.service.files import PURPOSE
+from rocstack.service.identity import Caller
+from rocstack.service.multipart import Form
+from rocstack.service.page import ROWS, draw, router
+from rocstack.service.routes import Person, Serving
+from rocstack.service.routes_cluster import SizeBody, sized
+from rocstack.service.routes_jobs import JobBody, submit
+from rocstack.service.service import Service
+from rocstack.service.tuning import TuningRequest
+from rocstack.size import models as known_models
+
+LONGEST = 64 << 10  # bytes of a form without a file
+PLACES = ("nodes", "time", "partition", "account", "qos")  # where and how long: the same for every job
+HYPER = ("n_epochs", "batch_size", "learning_rate_multiplier")
+
+
+@router.get("/new")
+async def new(request: Request, service: Serving, caller: Person) -> Response:
+    return draw(request, "new", user=caller.name, recipes=service.jobs.recipes().values())
+
+
+@router.get("/new/fine-tuning")
+async def new_tuning(
+    request: Request, service: Serving, caller: Person, model: Annotated[str, Query(max_length=255)] = "",
+    file: Annotated[str, Query(max_length=64)] = "",
+) -> Response:  # fmt: skip
+    return await _tuning_form(request, service, caller, {"model": model, "training_file": file}, "")
+
+
+@router.post("/new/fine-tuning")
+async def create_tuning(request: Request, service: Serving, caller: Person) -> Response:
+    given = await _fields(request)
+    hyper = {name: given[name] for name in HYPER if given.get(name)}
+    place = {name: given[name] for name in (*PLACES, "rank", "seq_len", "layout") if given.get(name)}
+    body = {name: given[name] for name in ("model", "training_file", "validation_file", "suffix") if given.get(name)}
+    try:
+        asked = TuningRequest.model_validate(body | {"hyperparameters": hyper, "rocstack": place})
+        row = await service.tuning.create(caller, asked)
+    except (ValidationError, RocstackError) as error:
+        return await _tuning_form(request, service, caller, given, _sentence(error), 400)
+    return RedirectResponse(f"/jobs/{quote(row.id)}", 303)
+
+
+async def _tuning_form(
+    request: Request, service: Service, caller: Caller, given: dict[str, str], message: str, status: int = 200
+) -> Response:
+    files, _ = await service.files.page(caller, None, None, 1000)
+    models = await service.models.all(caller)
+    return draw(
+        request, "new-tuning", status, user=caller.name, files=files, models=[each["id"] for each in models],
+        given=given, message=message,
+    )  # fmt: skip
+
+
+@router.get("/new/{name}")
+async def new_job(request: Request, service: Serving, caller: Person, name: str) -> Response:
+    return _job_form(request, service, caller, recipes.find(name, service.jobs.overlay), {}, "")
+
+
+@router.post("/new/{name}")
+async def create_job(request: Request, service: Serving, caller: Person, name: str) -> Response:
+    recipe, given = recipes.find(name, service.jobs.overlay), await _fields(request)
+    values: dict[str, Any] = {each: given[f"p.{each}"] for each in recipe.parameters if given.get(f"p.{each}")}
+    place: dict[str, Any] = {each: given[each] for each in PLACES if given.get(each)}
+    try:
+        words = recipes.Parameter(about="words", type="words").parse(given["words"]) if given.get("words") else ()
+        body = JobBody(recipe=name, parameters=values, arguments=list(words), **place)
+        row = await submit(service, caller, body)
+    except (ValueError, RocstackError) as error:  # pydantic's is a ValueError
+        return _job_form(request, service, caller, recipe, given, _sentence(error), 400)
+    return RedirectResponse(f"/jobs/{quote(row.id)}", 303)
+
+
+def _job_form(
+    request: Request, service: Service, caller: Caller, recipe: Recipe, given: dict[str, str], message: str,
+    status: int = 200,
+) -> Response:  # fmt: skip
+    return draw(request, "new-job", status, user=caller.name, recipe=recipe, given=given, message=message)
+
+
+@router.post("/files")
+async def upload(request: Request, service: Serving, caller: Person) -> Response:
+    form = Form(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
+    try:
+        await form.begin()
+        await service.files.create(caller, form.filename, form.pieces(), lambda: PURPOSE)
+    except RocstackError as error:
+        rows, more = await service.files.page(caller, None, None, ROWS)
+        used, quota = await service.files.used(caller), service.settings.limits.quota_mib << 20
+        return draw(
+            request, "files", failures.status_of(error), user=caller.name, files=rows, more=more, used=used,
+            quota=quota, message=failures.sentence(error),
+        )  # fmt: skip
+    return RedirectResponse("/files", 303)
+
+
+@router.post("/files/{file}/delete")
+async def delete(service: Serving, caller: Person, file: str) -> Response:
+    await service.files.delete(caller, file)
+    return RedirectResponse("/files", 303)
+
+
+@router.get("/size")
+async def size(
+    request: Request, service: Serving, caller: Person, model: Annotated[str, Query(max_length=255)] = "",
+    gpu: Annotated[str, Query(max_length=32)] = "mi300x", nodes: Annotated[str, Query(max_length=5)] = "",
+    method: Annotated[str, Query(max_length=8)] = "lora",
+) -> Response:  # fmt: skip
+    message, found = "", None
+    given = {"model": model, "gpu": gpu, "nodes": nodes, "method": method}
+    if model:
+        try:
+            asked = {name: value for name, value in given.items() if value}
+            found = (await sized(service, caller, SizeBody.model_validate(asked))).to_dict()
+        except (ValidationError, RocstackError) as error:
+            message = _sentence(error)
+    part = "size-part" if request.headers.get("hx-request") else "size"
+    bases = (each["id"] for each in await service.models.all(caller) if not each["job"])
+    names = sorted({*known_models.names(), *bases})
+    more: dict[str, Any] = {} if part == "size-part" else {"user": caller.name, "names": names, "given": given}
+    return draw(request, part, found=found, message=message, **more)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, RocstackError):
+        return failures.sentence(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        place = next((str(part) for part in reversed(first["loc"]) if not str(part).startswith(("literal", "int"))), "")
+        return f"{place.replace('_', ' ')}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return str(error)
+
+
+async def _fields(request: Request) -> dict[str, str]:
+    """
+    Raises:
+        RequestRefused: as Starlette's form; more than a form of ours has.
+    """
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > LONGEST:
+            raise failures.TooBig.of("form-too-large")
+    return {name: value.strip() for name, value in parse_qsl(data.decode(errors="replace"), max_num_fields=300)}

@@ -1,0 +1,99 @@
+"""What a job's files say: its log, the numbers of its steps, its checkpoints. The job's owner writes them: data."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rocstack.service.identity import Caller
+from rocstack.service.storage import Storage
+
+LOG, METRICS, CHECKPOINTS = "log", "metrics.jsonl", "checkpoints"
+PIECE = 1 << 18  # bytes of a log in one answer
+READ = 64 << 20  # bytes of metrics that are read
+NUMBERS = (
+    *("loss", "eval_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "step_ms", "comm_ms"),
+    *("memory_mb", "sent_mb", "mfu"),
+)
+_STEP = re.compile(r"step-(\d{1,12})")
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """`offset` is where the next piece begins. `size` is the log's at the moment."""
+
+    text: str
+    offset: int
+    size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "offset": self.offset, "size": self.size}
+
+
+def log(storage: Storage, caller: Caller, job: str, offset: int, most: int = PIECE) -> LogPiece:
+    """A piece of the log from a byte on; a negative offset counts from its end. Only whole characters."""
+    try:
+        with storage.opened(caller, "jobs", job, LOG) as file:
+            size = file.seek(0, 2)
+            begin = max(0, size + offset) if offset < 0 else min(offset, size)
+            file.seek(begin)
+            data = file.read(most)
+    except FileNotFoundError:
+        return LogPiece("", max(0, offset), 0)
+    cut = _whole_characters(data)
+    return LogPiece(cut.decode(errors="replace"), begin + len(cut), size)
+
+
+def metrics(storage: Storage, caller: Caller, job: str, after: int = 0) -> list[dict[str, Any]]:
+    """The numbers of each step after that one, ascending; a step that was made twice counts as it was made last."""
+    try:
+        with storage.opened(caller, "jobs", job, METRICS) as file:
+            data = file.read(READ)
+    except FileNotFoundError:
+        return []
+    found: dict[int, dict[str, Any]] = {}
+    for line in data.split(b"\n"):
+        if (row := _row(line)) is not None and row["step"] > after:
+            found[row["step"]] = row
+    return [found[step] for step in sorted(found)]
+
+
+def checkpoints(storage: Storage, caller: Caller, job: str) -> list[tuple[int, int]]:
+    """(step, when it was written), ascending."""
+    found = [
+        (int(match[1]), int(when))
+        for name, when in storage.listed(caller, "jobs", job, CHECKPOINTS)
+        if (match := _STEP.fullmatch(name))
+    ]
+    return sorted(found)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    if not line.startswith(b"{") or len(line) > 10_000:
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = row.get("step")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 1 << 40:
+        return None
+    return {"step": step} | {name: value for name in NUMBERS if (value := _number(row.get(name))) is not None}
+
+
+def _number(value: object) -> float | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without the beginning of a character at the end, whose rest may come."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return data[:-back] if needs > back else data
+    return data

@@ -1,0 +1,89 @@
+"""The service as one value: what the routes and the page call. No HTTP here."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rocstack.base.errors import RocstackError
+from rocstack.service import jobs as jobs_
+from rocstack.service.config import ServiceSettings
+from rocstack.service.database import Database
+from rocstack.service.files import Files
+from rocstack.service.handover import Handover
+from rocstack.service.identity import Doorkeeper
+from rocstack.service.job_rows import JobRows
+from rocstack.service.jobs import Jobs
+from rocstack.service.models import Models
+from rocstack.service.slurmrest import SlurmRest
+from rocstack.service.storage import Storage
+from rocstack.service.tuning import Tuning
+from rocstack.service.uploads import Uploads
+
+SWEEP_S = 600.0  # between two looks for uploads that took too long
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Service:
+    settings: ServiceSettings
+    database: Database
+    storage: Storage
+    slurm: SlurmRest
+    files: Files
+    uploads: Uploads
+    models: Models
+    jobs: Jobs
+    tuning: Tuning
+    door: Doorkeeper
+    stopping: asyncio.Event
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, settings: ServiceSettings, slurm: SlurmRest | None = None, overlay: Path | None = None) -> "Service":
+        """
+        Raises:
+            BadInput: the database's URL is none.
+        """
+        password = None
+        if settings.database_password:
+            password = Path(settings.database_password).read_text(encoding="utf-8").strip()
+        database, storage = Database(settings.database, password), Storage(Path(settings.data))
+        slurm = slurm or SlurmRest(settings.slurmrestd)
+        files = Files(database, storage, settings.limits)
+        models = Models(database, storage, Path(settings.models))
+        rows = JobRows(database)
+        handover = Handover(rows, storage, slurm)
+        jobs = Jobs(rows, storage, slurm, handover, models, settings.limits, overlay)
+        stopping = asyncio.Event()
+        tuning = Tuning(settings, jobs, files, models, stopping)
+        door = Doorkeeper(slurm, settings.users)
+        return cls(settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, door, stopping)
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._again(jobs_.RESEND_S, self.jobs.handover.resend)),
+            asyncio.create_task(self._again(SWEEP_S, self.uploads.sweep)),
+        ]
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.slurm.close()
+        self.database.close()
+
+    async def _again(self, every: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except RocstackError as error:  # the database is away: next time
+                log.warning("%s: %s", getattr(work, "__name__", "task"), error.what)
+            except Exception:
+                log.exception("%s failed", getattr(work, "__name__", "task"))
+            await asyncio.sleep(every)

@@ -1,0 +1,42 @@
+"""The service's page in a real browser: what others write on it runs nothing, and it fits a narrow window."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from service_site import PageSite, serving
+from test_verify_report import BROWSER, BROWSERS, browse_url, pixels
+
+pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser is here ({', '.join(BROWSERS)})")
+HOSTILE = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> PageSite:
+    with serving(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.mark.parametrize("path", ["/jobs/JOB", "/cluster", "/new/fine-tuning"])
+def test_it_shows_something_in_light_and_dark(site: PageSite, tmp_path: Path, path: str) -> None:
+    file, seen = tmp_path / "page.png", []
+    for dark in ([], ["--blink-settings=preferredColorScheme=0"]):
+        options = [f"--screenshot={file}", "--window-size=1100,900", *dark]
+        browse_url(tmp_path, site.url + path.replace("JOB", site.job), *options)
+        rows = pixels(file)
+        assert len({*rows}) > 20, "it is one colour"
+        seen.append(rows[-1])
+    assert seen[0] != seen[1], "dark is as light"
+
+
+def test_what_a_job_writes_runs_nothing(site: PageSite, tmp_path: Path) -> None:
+    (site.folder / "log").write_text(HOSTILE)
+    for row in site.slurm.jobs.values():
+        row["nodes"] = HOSTILE
+    dom = browse_url(tmp_path, f"{site.url}/jobs/{site.job}", "--dump-dom", "--virtual-time-budget=2000")
+    title = re.search(r"<title>(.*?)</title>", dom)
+    assert title
+    assert title[1] == "finetune-support · alpha"
+    assert "&lt;script&gt;document.title" in dom

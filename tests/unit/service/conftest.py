@@ -1,0 +1,101 @@
+"""The service in the test's process: SQLite, a folder, and slurmrestd as it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_slurmrestd import FakeSlurmrestd, token
+
+from rocstack.service import app
+from rocstack.service.config import ServiceLimits, ServicePerson, ServiceSettings
+from rocstack.service.service import Service
+from rocstack.service.slurmrest import SlurmRest
+
+PEOPLE = {"alice": ServicePerson(uid=2000, gid=2000), "bob": ServicePerson(uid=2001, gid=2001)}
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def slurm() -> FakeSlurmrestd:
+    return FakeSlurmrestd()
+
+
+class Site:
+    """`alice` and `bob` are clients with a token each."""
+
+    def __init__(self, service: Service, client: httpx.AsyncClient, application: Any) -> None:
+        self.service, self.client, self.application = service, client, application
+
+    def of(self, user: str) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {token(user)}"}
+        transport = httpx.ASGITransport(app=self.application, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+
+    @property
+    def data(self) -> Path:
+        return self.service.storage.root
+
+
+def settings(folder: Path, **limits: int) -> ServiceSettings:
+    return ServiceSettings(
+        cluster="test", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
+        database=f"sqlite:///{folder}/service.db", users=PEOPLE, limits=ServiceLimits(**limits),
+    )  # fmt: skip
+
+
+def serve(folder: Path, slurm: FakeSlurmrestd, **limits: int) -> Service:
+    rest = SlurmRest("http://slurmrestd", slurm.transport)
+    rest.patience = 0.0
+    service = Service.of(settings(folder, **limits), rest)
+    service.storage.check()
+    return service
+
+
+@pytest.fixture
+async def site(tmp_path: Path, slurm: FakeSlurmrestd, anyio_backend: str) -> AsyncIterator[Site]:
+    model = tmp_path / "models" / "org" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    service = serve(tmp_path, slurm, file_mib=1, quota_mib=2, jobs=3)
+    application = app.make(service)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url="http://test") as client:
+        yield Site(service, client, application)
+    await service.stop()
+
+
+CHAT = [
+    {"messages": [{"role": "user", "content": f"{n} says hi"}, {"role": "assistant", "content": f"hello {n}"}]}
+    for n in ("ann", "ben", "cat", "dan")
+]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def adapter(folder: Path, rank: int = 8) -> None:
+    """As peft writes it, with two matrices."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank}))
+    shape = [rank, 4]
+    size = rank * 4 * 4
+    head = {
+        f"base_model.model.q_proj.lora_{name}.weight": {
+            "dtype": "F32", "shape": shape, "data_offsets": [at * size, at * size + size]
+        }
+        for at, name in enumerate("AB")
+    }  # fmt: skip
+    text = json.dumps(head).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(2 * size))
+    assert os.path.getsize(folder / "adapter_model.safetensors")

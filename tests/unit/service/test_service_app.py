@@ -1,0 +1,235 @@
+"""Who may ask, one form of errors, health, the document, sizes and nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from conftest import PEOPLE, Site, settings
+from fake_slurmrestd import FakeSlurmrestd, token
+
+from rocstack.base.errors import BadInput
+from rocstack.service import config, identity
+from rocstack.service.database import Database
+from rocstack.service.failures import NotSignedIn
+from rocstack.service.tables import Table
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (None, "no-token"),
+        ("Basic YTpi", "no-token"),
+        ("Bearer ", "no-token"),
+        ("Bearer x.y", "bad-token"),
+        ("Bearer a.b.c", "bad-token"),
+        ("Bearer " + "a" * 5000, "bad-token"),
+        (f"Bearer {token('alice', -5)}", "token-expired"),
+        (f"Bearer {token('alice', sign='forged')}", "token-refused"),
+    ],
+)
+async def test_without_a_token_that_slurm_takes_nothing_is_told(site: Site, head: str | None, code: str) -> None:
+    headers = {"Authorization": head} if head else {}
+    for path in ("/v1/files", "/v1/jobs", "/v1/models", "/v1/recipes", "/v1/nodes"):
+        answer = await site.client.get(path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, code)
+        assert answer.json()["error"]["type"] == "authentication_error"
+
+
+async def test_somebody_who_is_none_of_the_cluster(site: Site) -> None:
+    answer = await site.of("eve").get("/v1/files")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "no-such-person")
+
+
+async def test_a_verdict_is_remembered_for_a_minute_and_never_beyond_the_token(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, good = site.service.door, token("alice", 30)
+    asked = lambda: len([path for _, path in slurm.calls if path.endswith("reservations/")])  # noqa: E731
+    assert (await door.caller(good)).uid == 2000
+    await door.caller(good)
+    assert asked() == 1
+    later = time.time() + 29
+    monkeypatch.setattr(identity.time, "time", lambda: later)
+    await door.caller(good)
+    assert asked() == 1
+    monkeypatch.setattr(identity.time, "time", lambda: later + 2)
+    with pytest.raises(NotSignedIn):
+        await door.caller(good)
+
+
+async def test_a_refused_token_is_never_remembered_as_good(site: Site) -> None:
+    for _ in range(2):
+        with pytest.raises(NotSignedIn):
+            await site.service.door.caller(token("alice", sign="forged"))
+
+
+async def test_the_pages_cookie_counts_only_for_our_own_pages(site: Site) -> None:
+    cookies = {"Cookie": f"{identity.COOKIE}={token('alice')}"}
+    assert (await site.client.get("/v1/files", headers=cookies)).status_code == 200
+    body = {"bytes": 1, "filename": "a", "purpose": "fine-tune"}
+    for more, status in (
+        ({}, 401),
+        ({"Sec-Fetch-Site": "cross-site"}, 401),
+        ({"Origin": "http://evil"}, 401),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://test"}, 200),
+    ):
+        answer = await site.client.post("/v1/uploads", json=body, headers=cookies | more)
+        assert answer.status_code == status, more
+
+
+async def test_slurm_away_is_said(site: Site, slurm: FakeSlurmrestd) -> None:
+    slurm.down = True
+    answer = await site.of("alice").get("/v1/files")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "slurm-away")
+    assert answer.headers["retry-after"] == "2"
+    assert (await site.client.get("/health")).status_code == 200
+    slurm.down = False
+    assert (await site.of("alice").get("/v1/files")).status_code == 200
+
+
+async def test_a_database_that_is_away_comes_back_without_a_restart(site: Site, tmp_path: Path) -> None:
+    alice = site.of("alice")
+    good = site.service.database
+    nowhere = Database(f"sqlite:///{tmp_path}/nowhere/x.db")
+    object.__setattr__(site.service.files, "database", nowhere)
+    site.service.database = nowhere
+    answer = await alice.get("/v1/files")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database-away")
+    assert (await site.client.get("/health")).status_code == 503
+    (tmp_path / "nowhere").mkdir()
+    assert (await alice.get("/v1/files")).status_code == 200
+    assert (await site.client.get("/health")).json()["status"] == "ok"
+    good.close()
+
+
+async def test_every_error_has_one_form(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = site.of("alice")
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("secret of the inside")
+
+    monkeypatch.setattr(type(site.service.files), "page", broken)
+    answers = [
+        await alice.get("/v1/nothing"),
+        await alice.put("/v1/files"),
+        await alice.post("/v1/jobs", content=b"{"),
+        await alice.get("/v1/jobs", params={"limit": "many"}),
+        await alice.get("/v1/files"),
+    ]
+    assert [each.status_code for each in answers] == [404, 405, 400, 400, 500]
+    for each in answers:
+        assert set(each.json()["error"]) == {"message", "type", "code", "param"}
+        assert "secret" not in each.text
+
+
+async def test_numbers_for_prometheus_have_no_names_of_people_or_files(site: Site) -> None:
+    await site.of("alice").get("/v1/files/file-secret")
+    await site.of("alice").get("/v1/x/secret")
+    said = (await site.client.get("/metrics")).text
+    assert 'rocstack_requests_total{method="GET",route="/v1/files/{file_id}",status="404"} 1.0' in said
+    assert "secret" not in said
+
+
+async def test_the_document_names_what_there_is(site: Site) -> None:
+    found = (await site.client.get("/openapi.json")).json()
+    assert {"/v1/files", "/v1/fine_tuning/jobs", "/v1/jobs", "/v1/size", "/v1/train/jobs/{job}/cancel"} <= set(
+        found["paths"]
+    )
+    names = [each["operationId"] for path in found["paths"].values() for each in path.values()]
+    assert len(names) == len(set(names))
+    assert found["paths"]["/v1/files"]["get"]["responses"]["default"]
+
+
+async def test_nodes_qos_reservations_recipes(site: Site) -> None:
+    alice = site.of("alice")
+    nodes = (await alice.get("/v1/nodes")).json()["data"]
+    assert [(each["name"], each["gpus"], each["usable"]) for each in nodes] == [("n1", 8, True), ("n2", 8, True)]
+    assert "normal" in [each["name"] for each in (await alice.get("/v1/qos")).json()["data"]]
+    assert (await alice.get("/v1/reservations")).json()["data"] == []
+    recipe = (await alice.get("/v1/recipes/finetune")).json()
+    assert recipe["parameters"]["model"] == {
+        "about": "folder of the model (Hugging Face)", "type": "path", "default": None, "optional": False,
+        "choices": [], "least": None, "needed": True,
+    }  # fmt: skip
+    assert (await alice.get("/v1/recipes/finetun")).json()["error"]["code"] == "unknown-recipe"
+
+
+async def test_size_by_name_and_never_by_path(site: Site, tmp_path: Path) -> None:
+    alice = site.of("alice")
+    found = (await alice.post("/v1/size", json={"model": "llama-3.1-8b", "nodes": 1})).json()
+    assert found["fits"] is True
+    secret = tmp_path / "config.json"
+    secret.write_text("{}")
+    for path in (str(secret), str(tmp_path), "../models/org/tiny"):
+        answer = await alice.post("/v1/size", json={"model": path})
+        assert answer.json()["error"]["code"] == "no-such-served-model", path
+
+
+def test_the_settings_file(tmp_path: Path) -> None:
+    file = tmp_path / "service.json"
+    good = json.loads(settings(tmp_path).model_dump_json())
+    file.write_text(json.dumps(good))
+    assert config.load(file).users == PEOPLE
+    for change, code in (
+        ({"listen": "0.0.0.0:8443"}, "bad-value"),
+        ({"data": "../x"}, "bad-value"),
+        ({"modles": "/x"}, "unknown-key"),
+        ({"certificate": str(file), "key": str(tmp_path / "none")}, "service-file-unreadable"),
+    ):
+        file.write_text(json.dumps(good | change))
+        with pytest.raises(BadInput) as refused:
+            config.load(file)
+        assert refused.value.code == code
+
+
+def test_migrations_make_what_the_tables_say(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/x.db")
+    database.migrate()
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+    again = Database(f"sqlite:///{tmp_path}/x.db")
+    again.migrate()
+    again.close()
+    database.close()
+
+
+async def test_the_stock_client(site: Site, slurm: FakeSlurmrestd) -> None:
+    import openai
+
+    http = site.of("alice")
+    client = openai.AsyncOpenAI(api_key=token("alice"), base_url="http://test/v1", http_client=http, max_retries=0)
+    from conftest import CHAT, lines
+
+    file = await client.files.create(file=("a.jsonl", lines(CHAT)), purpose="fine-tune")
+    assert [each.id async for each in client.files.list()] == [file.id]
+    assert (await client.files.content(file.id)).content == lines(CHAT)
+    job = await client.fine_tuning.jobs.create(
+        model="org/tiny",
+        training_file=file.id,
+        method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1}}},
+        extra_body={"rocstack": {"gpus_per_node": 0, "nodes": 2}},
+    )
+    assert (await client.fine_tuning.jobs.retrieve(job.id)).status == "queued"
+    assert [each.id async for each in client.fine_tuning.jobs.list(limit=1)] == [job.id]
+    events = [each async for each in client.fine_tuning.jobs.list_events(job.id, limit=1)]
+    assert [each.message for each in events] == ["queued: Slurm's job 100", "created: recipe finetune"]
+    assert [each async for each in client.fine_tuning.jobs.checkpoints.list(job.id)] == []
+    assert (await client.fine_tuning.jobs.cancel(job.id)).status == "cancelled"
+    assert [each.id async for each in client.models.list()] == ["org/tiny"]
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.fine_tuning.jobs.retrieve("ftjob-x")
+    assert refused.value.code == "no-such-own-job"
+    with pytest.raises(openai.BadRequestError):
+        await client.files.create(file=("a.jsonl", b"no"), purpose="fine-tune")
+    assert (await client.files.delete(file.id)).deleted
+    assert isinstance(http, httpx.AsyncClient)

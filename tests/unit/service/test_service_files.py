@@ -1,0 +1,199 @@
+"""Files: uploaded by the stock client, checked, counted, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from conftest import CHAT, Site, lines
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocstack.service import dataset
+from rocstack.service.failures import RequestRefused
+from rocstack.service.files import named
+
+pytestmark = pytest.mark.anyio
+GOOD = lines(CHAT)
+
+
+async def put(client: httpx.AsyncClient, data: bytes, name: str = "chat.jsonl", purpose: str = "fine-tune") -> Any:
+    return await client.post("/v1/files", files={"file": (name, data)}, data={"purpose": purpose})
+
+
+async def test_a_file_comes_lies_there_and_goes(site: Site) -> None:
+    alice = site.of("alice")
+    made = (await put(alice, GOOD)).json()
+    assert (made["object"], made["filename"], made["bytes"], made["samples"]) == ("file", "chat.jsonl", len(GOOD), 4)
+    path = site.data / "alice" / "files" / made["id"]
+    assert path.read_bytes() == GOOD
+    assert [each["id"] for each in (await alice.get("/v1/files")).json()["data"]] == [made["id"]]
+    assert (await alice.get(f"/v1/files/{made['id']}/content")).content == GOOD
+    assert (await alice.delete(f"/v1/files/{made['id']}")).json()["deleted"]
+    assert not path.exists()
+    assert (await alice.get(f"/v1/files/{made['id']}")).status_code == 404
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
+async def test_its_owner_may_read_it_and_nobody_else(site: Site) -> None:
+    made = (await put(site.of("alice"), GOOD)).json()
+    folder = site.data / "alice" / "files"
+    for path, right in ((folder / made["id"], "r-x"), (folder, "r-x"), (folder.parent, "r-x")):
+        said = subprocess.run(["getfacl", "-cpn", path], capture_output=True, text=True, check=True).stdout.split()
+        assert f"user:2000:{right}" in {each.split("#")[0] for each in said}, (path, said)
+        assert "other::---" in said
+        assert path.stat().st_mode & 0o007 == 0
+
+
+async def test_nobody_sees_anothers(site: Site) -> None:
+    key = (await put(site.of("alice"), GOOD)).json()["id"]
+    bob = site.of("bob")
+    assert (await bob.get("/v1/files")).json()["data"] == []
+    for answer in (
+        await bob.get(f"/v1/files/{key}"),
+        await bob.get(f"/v1/files/{key}/content"),
+        await bob.delete(f"/v1/files/{key}"),
+        await bob.get("/v1/files", params={"after": key}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no-such-file")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "it has no lines"),
+        (b"no json\n", "line 1: no JSON"),
+        (b'{"text": "a"}\n[1]\n', "line 2: no JSON object"),
+        (b'{"prompt": "a"}\n', "line 1: neither `messages` nor `text`; it has 'prompt'"),
+        (b'{"text": ""}\n', "line 1: its text is empty"),
+        (b'{"text": "a"}\n\xff\n', "line 2: no UTF-8 at byte 1"),
+        (b'{"text": NaN}\n', "line 1: NaN is no number"),
+        (lines([{"text": "a"}, CHAT[0]]), "line 2: it has conversations, the lines above have text"),
+        (lines([{"messages": [{"role": "user", "content": "a"}]}]), "line 1: it has no answer"),
+        (lines([{"messages": [{"role": "robot", "content": "a"}]}]), "line 1: message 1 has the role 'robot'"),
+        (lines([{"messages": [{"role": "assistant", "content": "a"}]}]), "line 1: it begins with an answer"),
+        (lines([{"messages": [{"role": "user", "content": None}]}]), "line 1: message 1 has no text"),
+        (lines([{"text": "a", "n": 1}, {"text": "a", "n": "x"}]), "line 2: 'n' is text, in the lines above a number"),
+        (b"[" * 100_000, "nested too deep"),
+        (lines(["x"] * 9), "; and 4 lines more"),
+    ],
+)
+async def test_what_cannot_train_is_refused_with_its_lines(site: Site, text: bytes, said: str) -> None:
+    alice = site.of("alice")
+    answer = await put(alice, text)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "untrainable", "file")
+    assert said in error["message"]
+    assert (await alice.get("/v1/files")).json()["data"] == []
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
+@given(st.lists(st.binary(max_size=60) | st.from_type(dict).map(lambda each: json.dumps(str(each)).encode())))
+def test_whatever_a_file_has_it_is_refused_in_words_or_trains(rows: list[bytes]) -> None:
+    found = None
+    with suppress(RequestRefused):  # and nothing else
+        found = dataset.check(rows)
+    assert found is None or found.samples > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("../../etc/passwd", "passwd"), ("C:\\x\\a.jsonl", "a.jsonl"), ("<b>.jsonl", "<b>.jsonl"), ("ü.jsonl", "ü.jsonl")],
+)
+async def test_a_name_is_never_a_path(site: Site, name: str, kept: str) -> None:
+    made = (await put(site.of("alice"), GOOD, name)).json()
+    assert made["filename"] == kept
+    assert sorted(os.listdir(site.data / "alice" / "files")) == [made["id"]]
+
+
+@pytest.mark.parametrize("name", ["", "/", "..", "a" * 256])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(RequestRefused):
+        named(name)
+
+
+@pytest.mark.parametrize("key", ["..", "%2e%2e%2fbob", "..%2F..%2Fetc%2Fpasswd", "file-0000"])
+async def test_an_id_is_never_a_path(site: Site, key: str) -> None:
+    answer = await site.of("alice").get(f"/v1/files/{key}/content")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_the_limit_of_a_file_and_the_quota(site: Site) -> None:
+    alice = site.of("alice")
+    text = {"text": "x" * 1000}
+    big = lines([text] * 2000)
+    answer = await put(alice, big)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "file-too-big")
+    half = lines([text] * 900)
+    codes = [(await put(alice, half)).status_code for _ in range(4)]
+    assert codes == [200, 200, 413, 413]
+    assert (await put(alice, half)).json()["error"]["code"] == "over-quota"
+    assert not os.listdir(site.data / "alice" / "uploads")
+    assert (await put(site.of("bob"), half)).status_code == 200
+
+
+async def test_another_purpose_and_no_file(site: Site) -> None:
+    alice = site.of("alice")
+    assert (await put(alice, GOOD, purpose="batch")).json()["error"]["code"] == "bad-purpose"
+    answer = await alice.post("/v1/files", data={"purpose": "fine-tune"})
+    assert answer.json()["error"]["code"] == "no-form"
+    answer = await alice.post("/v1/files", files={"other": ("a", b"b")})
+    assert answer.json()["error"]["code"] == "no-file-in-form"
+    head = {"Content-Type": "multipart/form-data; boundary=x"}
+    cut = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{"text"'
+    answer = await alice.post("/v1/files", content=cut, headers=head)
+    assert answer.json()["error"]["code"] == "form-cut-off"
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
+async def test_the_purpose_may_come_after_the_file(site: Site) -> None:
+    body = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n' + GOOD + b"\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--x--\r\n'
+    )
+    head = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = await site.of("alice").post("/v1/files", content=body, headers=head)
+    assert answer.json()["bytes"] == len(GOOD)
+
+
+async def test_a_file_in_parts_goes_on_where_it_broke(site: Site) -> None:
+    alice = site.of("alice")
+    begun = {"bytes": len(GOOD), "filename": "big.jsonl", "purpose": "fine-tune", "mime_type": "text/jsonl"}
+    upload = (await alice.post("/v1/uploads", json=begun)).json()
+    assert upload["status"] == "pending"
+    place = f"/v1/uploads/{upload['id']}"
+    halves = [GOOD[:50], GOOD[50:]]
+    parts = [(await alice.post(f"{place}/parts", files={"data": ("p", half)})).json()["id"] for half in halves]
+    assert [each["id"] for each in (await alice.get(place)).json()["parts"]] == parts
+    short = await alice.post(f"{place}/complete", json={"part_ids": parts[:1]})
+    assert short.json()["error"]["code"] == "upload-incomplete"
+    wrong = await alice.post(f"{place}/complete", json={"part_ids": parts, "md5": "0" * 32})
+    assert wrong.json()["error"]["code"] == "upload-other-md5"
+    assert (await site.of("bob").post(f"{place}/complete", json={"part_ids": parts})).status_code == 404
+    done = (await alice.post(f"{place}/complete", json={"part_ids": parts})).json()
+    assert (done["status"], done["file"]["filename"], done["file"]["samples"]) == ("completed", "big.jsonl", 4)
+    assert (await alice.get(f"/v1/files/{done['file']['id']}/content")).content == GOOD
+    again = await alice.post(f"{place}/complete", json={"part_ids": parts})
+    assert again.json()["error"]["code"] == "upload-closed"
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
+async def test_an_upload_that_is_dropped_or_too_large(site: Site) -> None:
+    alice = site.of("alice")
+    begun = {"bytes": 10 << 30, "filename": "big.jsonl", "purpose": "fine-tune"}
+    assert (await alice.post("/v1/uploads", json=begun)).json()["error"]["code"] == "file-too-big"
+    upload = (await alice.post("/v1/uploads", json=begun | {"bytes": 10})).json()
+    place = f"/v1/uploads/{upload['id']}"
+    too_much = await alice.post(f"{place}/parts", files={"data": ("p", b"x" * 11)})
+    assert too_much.status_code == 413
+    await alice.post(f"{place}/parts", files={"data": ("p", b"x" * 6)})
+    assert (await alice.post(f"{place}/parts", files={"data": ("p", b"x" * 6)})).status_code == 413
+    assert (await alice.post(f"{place}/cancel")).json()["status"] == "cancelled"
+    assert (await alice.post(f"{place}/parts", files={"data": ("p", b"x")})).json()["error"]["code"] == "upload-closed"
+    assert not os.listdir(site.data / "alice" / "uploads")

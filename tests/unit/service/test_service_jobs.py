@@ -1,0 +1,404 @@
+"""Jobs: handed to Slurm once, as their owner's; followed, ended, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import CHAT, Site, adapter, lines, serve
+from fake_slurmrestd import FakeSlurmrestd, token
+
+from rocstack.service import app, handover, jobs, routes_jobs, tuning
+
+pytestmark = pytest.mark.anyio
+MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Slurm says is new at once, and nobody waits."""
+    monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(tuning, "LOOK_S", 0.01)
+    monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)
+
+
+async def tuned(client: httpx.AsyncClient, **more: Any) -> Any:
+    files = {"file": ("chat.jsonl", lines(CHAT))}
+    key = (await client.post("/v1/files", files=files, data={"purpose": "fine-tune"})).json()["id"]
+    body = {"model": "org/tiny", "training_file": key, "rocstack": {"gpus_per_node": 0}} | more
+    return await client.post("/v1/fine_tuning/jobs", json=body)
+
+
+def folder(site: Site, key: str, user: str = "alice") -> Path:
+    return site.data / user / "jobs" / key
+
+
+async def test_a_job_is_its_owners_and_says_why_it_waits(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    made = (await alice.post("/v1/jobs", json=MINE)).json()
+    assert (made["status"], made["recipe"], made["slurm_job"]) == ("queued", "mine", 100)
+    sent = slurm.submitted[0]
+    assert sent["user"] == "alice"
+    assert sent["job"]["comment"] == f"rocstack:{made['id']}:1"
+    assert sent["job"]["standard_output"] == f"{folder(site, made['id'])}/log"
+    assert "USER=alice" in sent["job"]["environment"]
+    assert (sent["job"]["nodes"], sent["job"]["tasks"]) == ("1", 1)
+    assert sent["script"].rstrip().endswith("hostname")
+    shown = (await alice.get(f"/v1/jobs/{made['id']}")).json()
+    assert "waits" in shown["why"] or shown["why"], shown
+    slurm.set(100, "RUNNING", nodes="n1")
+    assert (await alice.get(f"/v1/jobs/{made['id']}")).json()["status"] == "running"
+    (folder(site, made["id"]) / "log").write_text("n1\nö")
+    slurm.set(100, "COMPLETED")
+    listed = (await alice.get("/v1/jobs")).json()["data"]
+    assert [(each["id"], each["status"]) for each in listed] == [(made["id"], "succeeded")]
+    said = [each["message"] for each in (await alice.get(f"/v1/jobs/{made['id']}/events")).json()["data"]]
+    assert said == ["created: recipe mine", "queued: Slurm's job 100", "running on n1", "it ended well"]
+    log = (await alice.get(f"/v1/jobs/{made['id']}/log")).json()
+    assert log == {"text": "n1\nö", "offset": 5, "size": 5}
+    assert (await alice.get(f"/v1/jobs/{made['id']}/log", params={"offset": 3})).json()["text"] == "ö"
+
+
+async def test_nobody_sees_or_changes_anothers(site: Site, slurm: FakeSlurmrestd) -> None:
+    key = (await site.of("alice").post("/v1/jobs", json=MINE)).json()["id"]
+    tune = (await tuned(site.of("alice"))).json()["id"]
+    bob = site.of("bob")
+    assert (await bob.get("/v1/jobs")).json()["data"] == []
+    assert (await bob.get("/v1/fine_tuning/jobs")).json()["data"] == []
+    answers = [await bob.get(f"/v1/jobs/{key}{more}") for more in ("", "/log", "/metrics", "/events")]
+    answers += [await bob.post(f"/v1/jobs/{key}/{verb}") for verb in ("cancel", "requeue")]
+    answers += [await bob.get(f"/v1/fine_tuning/jobs/{tune}{more}") for more in ("", "/events", "/checkpoints")]
+    answers += [await bob.post(f"/v1/fine_tuning/jobs/{tune}/{verb}") for verb in ("cancel", "pause", "resume")]
+    answers += [
+        await bob.get(f"/v1/fine_tuning/jobs/{tune}/events?stream=true"),
+        await bob.get(f"/v1/jobs/{key}/log?stream=true"),
+    ]
+    assert {(each.status_code, each.json()["error"]["code"]) for each in answers} == {(404, "no-such-own-job")}
+    assert not slurm.cancelled
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"recipe": "min"}, "unknown-recipe"),
+        ({"recipe": "mine"}, "missing-arguments"),
+        ({"recipe": "finetune", "parameters": {"modell": "x"}}, "unknown-parameter"),
+        ({"recipe": "trainer", "parameters": {"steps": "x"}}, "bad-parameter"),
+        (MINE | {"nodes": 3}, "too-many-nodes"),
+        (MINE | {"partition": "trian"}, "unknown-partition"),
+        (MINE | {"name": "a b"}, "bad-job-option"),
+        (MINE | {"nodes": 0}, "bad-request"),
+        (MINE | {"node": 1}, "bad-request"),
+        ([], "bad-request"),
+    ],
+)
+async def test_bad_input_is_refused_before_anything_is_made(
+    site: Site, slurm: FakeSlurmrestd, body: Any, code: str
+) -> None:
+    alice = site.of("alice")
+    answer = await alice.post("/v1/jobs", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert (await alice.get("/v1/jobs")).json()["data"] == []
+    assert not (site.data / "alice" / "jobs").exists()
+    assert not slurm.submitted
+
+
+async def test_slurms_refusal_is_said_and_the_job_failed(site: Site, slurm: FakeSlurmrestd) -> None:
+    slurm.refuse = "Invalid account or account/partition combination specified"
+    answer = await site.of("alice").post("/v1/jobs", json=MINE | {"account": "nobodys"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "slurm-refuses")
+    assert slurm.refuse in answer.json()["error"]["message"]
+    row = (await site.of("alice").get("/v1/jobs")).json()["data"][0]
+    assert (row["status"], row["error"]["code"]) == ("failed", "slurm-refuses")
+
+
+async def test_a_submission_whose_answer_got_lost_is_not_sent_twice(site: Site, slurm: FakeSlurmrestd) -> None:
+    slurm.lose = 1
+    made = (await site.of("alice").post("/v1/jobs", json=MINE)).json()
+    assert (made["status"], made["slurm_job"]) == ("queued", 100)
+    assert len(slurm.submitted) == 1
+
+
+@pytest.mark.parametrize("away", ["down", "controller_down"])
+async def test_what_cannot_be_handed_over_is_kept_and_sent_later(site: Site, slurm: FakeSlurmrestd, away: str) -> None:
+    alice = site.of("alice")
+    assert (await alice.get("/v1/nodes")).status_code == 200  # the token is known, the partitions too
+    assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    setattr(slurm, away, True)
+    answers = [await alice.post("/v1/jobs", json=MINE | {"name": "later"}) for _ in range(2)]
+    assert [(each.status_code, each.json()["error"]["code"]) for each in answers] == [(503, "job-kept")] * 2
+    rows = (await alice.get("/v1/jobs")).json()["data"]
+    assert [(row["name"], row["status"]) for row in rows] == [("later", "sending"), ("mine", "queued")]
+    assert "handed over when it does" in rows[0]["why"]
+    setattr(slurm, away, False)
+    await site.service.jobs.handover.resend()
+    rows = (await alice.get("/v1/jobs")).json()["data"]
+    assert [row["status"] for row in rows] == ["queued", "queued"]
+    assert len(slurm.submitted) == 2
+
+
+async def test_after_a_restart_a_job_is_looked_for_first(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(handover, "HANDED_S", -1.0)
+    slurm.lose = 1
+    assert (await site.of("alice").post("/v1/jobs", json=MINE)).status_code == 503
+    other = serve(tmp_path, slurm)
+    reached = Site(other, site.client, app.make(other))
+    alice = reached.of("alice")
+    assert (await alice.get("/v1/jobs")).json()["data"][0]["status"] == "sending"
+    await other.jobs.handover.resend()
+    row = (await alice.get("/v1/jobs")).json()["data"][0]
+    assert (row["status"], row["slurm_job"]) == ("queued", 100)
+    assert len(slurm.submitted) == 1
+    await other.stop()
+
+
+async def test_one_that_slurmctld_forgot_is_in_accounting(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json=MINE)).json()["id"]
+    code = {"return_code": {"set": True, "infinite": False, "number": 3}, "signal": {"id": {"set": False, "number": 0}}}
+    slurm.set(100, "FAILED", exit_code=code)
+    slurm.forget(100)
+    row = (await alice.get(f"/v1/jobs/{key}")).json()
+    assert (row["status"], row["error"]["message"]) == ("failed", "it failed, exit code 3")
+
+
+async def test_two_cancel_at_once(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json=MINE)).json()["id"]
+    answers = await asyncio.gather(*(alice.post(f"/v1/jobs/{key}/cancel") for _ in range(3)))
+    assert [(each.status_code, each.json()["status"]) for each in answers] == [(200, "cancelled")] * 3
+    assert slurm.cancelled == [(100, "")]
+
+
+async def test_requeue_runs_it_again_after_the_old_one(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json=MINE)).json()["id"]
+    slurm.set(100, "RUNNING")
+    again = (await alice.post(f"/v1/jobs/{key}/requeue")).json()
+    assert (again["slurm_job"], again["run"], again["status"]) == (101, 2, "queued")
+    assert slurm.cancelled == [(100, "")]
+    assert slurm.submitted[1]["job"]["dependency"] == "afterany:100"
+    assert slurm.submitted[1]["job"]["comment"] == f"rocstack:{key}:2"
+
+
+async def test_so_many_jobs_and_no_more(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    codes = [(await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"})).status_code for n in range(4)]
+    assert codes == [200, 200, 200, 429]
+    slurm.set(100, "COMPLETED")
+    await alice.get("/v1/jobs")
+    assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    assert (await site.of("bob").post("/v1/jobs", json=MINE)).status_code == 200
+
+
+async def test_pages(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    made = []
+    for n in range(3):
+        made.append((await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"})).json()["id"])
+    first = (await alice.get("/v1/jobs", params={"limit": 2})).json()
+    rest = (await alice.get("/v1/jobs", params={"limit": 2, "after": first["last_id"]})).json()
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert sorted(each["id"] for each in first["data"] + rest["data"]) == sorted(made)
+    assert (await alice.get("/v1/jobs", params={"after": "job-x"})).status_code == 404
+    assert (await alice.get("/v1/jobs", params={"status": "failed"})).json()["data"] == []
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hardlink", "fifo", "folder", "parent"])
+async def test_a_log_that_is_something_else_is_not_read(site: Site, slurm: FakeSlurmrestd, kind: str) -> None:
+    """A job's owner may put there what she likes; the service reads only what is hers."""
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json=MINE)).json()["id"]
+    secret = site.data / "bob" / "secret"
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text("bob's")
+    log = folder(site, key) / "log"
+    if kind == "symlink":
+        log.symlink_to(secret)
+    elif kind == "hardlink":
+        os.link(secret, log)
+    elif kind == "fifo":
+        os.mkfifo(log)
+    elif kind == "folder":
+        log.mkdir()
+    else:
+        (secret.parent / "log").write_text("bob's")
+        log.parent.rmdir()
+        log.parent.symlink_to(secret.parent)
+    assert (await alice.get(f"/v1/jobs/{key}/log")).json() == {"text": "", "offset": 0, "size": 0}
+
+
+async def test_a_log_as_it_comes(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json=MINE)).json()["id"]
+    slurm.set(100, "COMPLETED")
+    (folder(site, key) / "log").write_text("one\ndata: [DONE]\n</script>\n")
+    answer = await alice.get(f"/v1/jobs/{key}/log?stream=true")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [each for each in answer.text.split("\n\n") if each]
+    assert json.loads(events[0].splitlines()[1].removeprefix("data: "))["text"].startswith("one\ndata:")
+    assert events[1:] == ["data: [DONE]"]
+
+
+async def test_fine_tuning_from_a_file_to_a_model(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    made = (await tuned(alice, suffix="greets", hyperparameters={"n_epochs": 2, "batch_size": 2})).json()
+    key = made["id"]
+    assert (made["object"], made["status"], made["hyperparameters"]["n_epochs"]) == ("fine_tuning.job", "queued", 2)
+    script = slurm.submitted[0]["script"]
+    for word in ("--steps=4", "--train.batch=2", f"--output.metrics={folder(site, key)}/metrics.jsonl"):
+        assert word in script, script
+    assert f"--export {folder(site, key)}/adapter" in script
+    slurm.set(100, "RUNNING", nodes="n1")
+    step = {"step": 1, "loss": 2.5, "loss_hex": "0x1", "tokens_per_s": 100.0, "mfu": None, "x": "<script>"}
+    (folder(site, key) / "metrics.jsonl").write_text(json.dumps(step) + "\nno json\n" + '{"step": "1"}\n{"step"')
+    (folder(site, key) / "checkpoints" / "step-00000001").mkdir(parents=True)
+    events = (await alice.get(f"/v1/fine_tuning/jobs/{key}/events")).json()["data"]
+    assert [each["message"] for each in events] == [
+        "checkpoint of step 1 is written",
+        "Step 1/4: training loss=2.5000",
+        "running on n1",
+        "queued: Slurm's job 100",
+        "created: recipe finetune",
+    ]
+    assert (events[1]["type"], events[1]["data"]["train_loss"]) == ("metrics", 2.5)
+    saved = (await alice.get(f"/v1/fine_tuning/jobs/{key}/checkpoints")).json()["data"]
+    assert [(each["step_number"], each["metrics"]["train_loss"]) for each in saved] == [(1, 2.5)]
+    assert (await alice.get(f"/v1/jobs/{key}/metrics")).json()["data"] == [
+        {"step": 1, "loss": 2.5, "tokens_per_s": 100.0}
+    ]
+    adapter(folder(site, key) / "adapter")
+    slurm.set(100, "COMPLETED")
+    done = (await alice.get(f"/v1/fine_tuning/jobs/{key}")).json()
+    assert (done["status"], done["fine_tuned_model"].rpartition(":")[0]) == ("succeeded", "ft:org-tiny:alice:greets")
+    model = (await alice.get(f"/v1/models/{done['fine_tuned_model']}")).json()
+    assert (model["base"], model["rank"], model["owned_by"]) == ("org/tiny", 8, "alice")
+    stored = next((site.data / "alice" / "adapters").iterdir())
+    assert sorted(os.listdir(stored)) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert [each["id"] for each in (await site.of("bob").get("/v1/models")).json()["data"]] == ["org/tiny"]
+    assert (await site.of("bob").get(f"/v1/models/{model['id']}")).status_code == 404
+    assert (await site.of("bob").delete(f"/v1/models/{model['id']}")).status_code == 404
+    more = (await tuned(alice, model=model["id"])).json()
+    assert "--lora.adapter=" in slurm.submitted[1]["script"], more
+    assert (await alice.delete(f"/v1/models/{model['id']}")).json()["deleted"]
+    assert not stored.exists()
+    assert (await alice.delete("/v1/models/org/tiny")).json()["error"]["code"] == "base-model-stays"
+
+
+@pytest.mark.parametrize("fault", ["none", "pickle", "short", "linked", "rank"])
+async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault: str) -> None:
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    place = folder(site, key) / "adapter"
+    if fault != "none":
+        adapter(place, 4096 if fault == "rank" else 8)
+    if fault == "pickle":
+        (place / "adapter_model.safetensors").rename(place / "adapter_model.bin")
+    elif fault == "short":
+        data = (place / "adapter_model.safetensors").read_bytes()
+        (place / "adapter_model.safetensors").write_bytes(data[:-4])
+    elif fault == "linked":
+        (place / "adapter_model.safetensors").rename(site.data / "w")
+        (place / "adapter_model.safetensors").symlink_to(site.data / "w")
+    slurm.set(100, "COMPLETED")
+    row = (await alice.get(f"/v1/fine_tuning/jobs/{key}")).json()
+    assert (row["status"], row["fine_tuned_model"]) == ("failed", None)
+    assert row["error"]["code"] == ("adapter-rank" if fault == "rank" else "adapter-not-whole")
+    assert [each["id"] for each in (await alice.get("/v1/models")).json()["data"]] == ["org/tiny"]
+    assert os.listdir(site.data / "alice" / "adapters") == []
+
+
+async def test_pause_and_resume(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    place = f"/v1/fine_tuning/jobs/{key}"
+    assert (await alice.post(f"{place}/resume")).json()["error"]["code"] == "job-not-live"
+    slurm.set(100, "RUNNING")
+    assert (await alice.post(f"{place}/pause")).json()["status"] == "paused"
+    assert slurm.cancelled == [(100, "TERM")]
+    slurm.set(100, "COMPLETED")
+    assert (await alice.get(place)).json()["status"] == "paused", "it saved, and isn't done"
+    resumed = (await alice.post(f"{place}/resume")).json()
+    assert (resumed["status"], resumed["rocstack"]["slurm_job"]) == ("queued", 101)
+    assert "dependency" not in slurm.submitted[1]["job"]
+    assert slurm.submitted[1]["script"] == slurm.submitted[0]["script"]
+    assert (await alice.get(f"/v1/train/jobs/{key}")).json()["status"] == "QUEUED"
+    assert (await alice.post(f"/v1/train/jobs/{key}/cancel")).json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"model": "org/tini"}, "model", "no-such-served-model"),
+        ({"model": "../../etc"}, "model", "no-such-served-model"),
+        ({"training_file": "file-x"}, "training_file", "no-such-file"),
+        ({"validation_file": "file-x"}, "validation_file", "no-such-file"),
+        ({"suffix": "a/b"}, "suffix", "bad-suffix"),
+        ({"integrations": [{"type": "wandb"}]}, "integrations", "no-integrations"),
+        ({"method": {"type": "dpo"}}, "method.type", "bad-request"),
+        ({"hyperparameters": {"n_epochs": 0}}, "hyperparameters.n_epochs", "bad-request"),
+    ],
+)
+async def test_a_fine_tuning_that_cannot_be(site: Site, more: dict[str, Any], param: str, code: str) -> None:
+    error = (await tuned(site.of("alice"), **more)).json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_a_model_is_meant(site: Site) -> None:
+    assert "did you mean 'org/tiny'" in (await tuned(site.of("alice"), model="org/tini")).json()["error"]["message"]
+
+
+async def test_a_file_stays_while_a_job_needs_it(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    made = (await tuned(alice)).json()
+    answer = await alice.delete(f"/v1/files/{made['training_file']}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "file-in-use")
+    await alice.post(f"/v1/fine_tuning/jobs/{made['id']}/cancel")
+    assert (await alice.delete(f"/v1/files/{made['training_file']}")).status_code == 200
+
+
+async def test_events_as_they_come_until_the_end_and_again_from_one_on(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    rows = [json.dumps({"step": n, "loss": 1.0 / n}) for n in (1, 2)]
+    (folder(site, key) / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    slurm.set(100, "FAILED")
+    answer = await alice.get(f"/v1/fine_tuning/jobs/{key}/events?stream=true")
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    events = [json.loads(each) for each in data[:-1]]
+    assert [each["message"].split(":")[0] for each in events] == [
+        "created",
+        "queued",
+        "Step 1/3",
+        "Step 2/3",
+        "it failed",
+    ]
+    head = {"Last-Event-ID": events[2]["id"], "Accept": "text/event-stream"}
+    again = await alice.get(f"/v1/fine_tuning/jobs/{key}/events", headers=head)
+    assert again.text.count("data: {") == 2
+
+
+async def test_each_change_is_in_the_audit_log(site: Site, slurm: FakeSlurmrestd) -> None:
+    from sqlalchemy import select
+
+    from rocstack.service.tables import AuditLine
+
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    await alice.post(f"/v1/jobs/{key}/cancel")
+    rows = await site.service.database.run(lambda session: list(session.scalars(select(AuditLine))))
+    assert [(row.who, row.what) for row in rows] == [
+        ("alice", "file.create"),
+        ("alice", "job.create"),
+        ("alice", "job.cancel"),
+    ]
+    assert token("alice") not in str([vars(row) for row in rows])

@@ -1,0 +1,212 @@
+"""The page in the test's process: what it shows, refuses and escapes. A browser looks at it in tests/integration."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import CHAT, Site, lines
+from fake_slurmrestd import FakeSlurmrestd, token
+
+from rocstack.service import jobs
+from rocstack.service.curve import curve
+
+pytestmark = pytest.mark.anyio
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+HERE = {"Origin": "http://test"}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+
+
+def browser(site: Site, user: str = "alice") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=site.application, raise_app_exceptions=False)
+    cookies = {"rocstack_token": token(user)} if user else {}
+    return httpx.AsyncClient(transport=transport, base_url="http://test", headers=HERE, cookies=cookies)
+
+
+def metrics(folder: Path, steps: int) -> None:
+    rows = [{"step": n, "loss": 5 / n, "tokens_per_s": 900.0 + n} for n in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+async def started(site: Site, **fields: str) -> str:
+    done = await browser(site).post("/new/mine", data={"words": "hostname", **fields})
+    assert done.status_code == 303, done.text
+    return done.headers["location"].rpartition("/")[2]
+
+
+async def test_the_way_in_and_out(site: Site) -> None:
+    page = browser(site, "")
+    for path in ("/", "/jobs", "/files", "/new/fine-tuning"):
+        found = await page.get(path)
+        assert (found.status_code, "Paste your Slurm token" in found.text) == (401, True), path
+    wrong = await page.post("/login", data={"token": "x"})
+    assert (wrong.status_code, "this is no token of Slurm" in wrong.text) == (401, True)
+    assert "over" in (await page.post("/login", data={"token": token("alice", -5)})).text
+    done = await page.post("/login", data={"token": f" SLURM_JWT={token('alice')}\n"})
+    cookie = done.headers["set-cookie"]
+    assert (done.status_code, done.headers["location"]) == (303, "/jobs")
+    assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
+    assert "You have no jobs yet" in (await page.get("/jobs")).text
+    out = await page.post("/logout")
+    assert 'rocstack_token=""' in out.headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": ""}]
+)
+async def test_another_sites_page_changes_nothing(site: Site, headers: dict[str, str]) -> None:
+    key = await started(site)
+    page = browser(site)
+    page.headers.pop("Origin")
+    for path in (f"/jobs/{key}/cancel", "/new/mine", "/logout", "/login"):
+        assert (await page.post(path, data={"words": "x"}, headers=headers)).status_code in (401, 403), path
+    assert (await site.service.jobs.rows.own(await site.service.door.caller(token("alice")), key)).status == "queued"
+
+
+async def test_a_job_from_the_form_to_its_end(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, key = browser(site), await started(site, nodes="1", time="30m")
+    assert slurm.submitted[0]["user"] == "alice"
+    listed = (await page.get("/jobs")).text
+    assert f'href="/jobs/{key}"' in listed
+    assert "queued" in listed
+    slurm.set(100, "RUNNING", nodes="n1")
+    folder = site.data / "alice" / "jobs" / key
+    (folder / "log").write_text("".join(f"line {n} <b>ö\n" for n in range(99_999)) + "step one\n")
+    metrics(folder, 30)
+    part = (await page.get(f"/jobs/{key}/part", headers={"HX-Request": "true"})).text
+    assert "<html" not in part
+    assert "step one" in part
+    assert "line 99998 &lt;b&gt;" in part
+    assert "line 9990 " not in part
+    whole = await page.get(f"/jobs/{key}/log")
+    assert (whole.headers["content-type"], whole.headers["x-content-type-options"]) == (
+        "text/plain; charset=utf-8",
+        "nosniff",
+    )
+    assert whole.text == (folder / "log").read_text()
+    assert re.search(r'<path d="M[\d.,]+ L', part)
+    assert "loss: 0.167 at step 30" in part
+    assert "Cancel" in part
+    assert (await page.post(f"/jobs/{key}/cancel")).status_code == 303
+    assert slurm.cancelled[0][0] == 100
+    after = (await page.get(f"/jobs/{key}")).text
+    assert "Run again" in after
+    assert ">Cancel<" not in after
+    assert "30m" in after
+
+
+async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, slurm: FakeSlurmrestd) -> None:
+    page = browser(site)
+    done = await page.post("/new/trainer", data={"p.steps": "many", "nodes": "1", "p.config": HOSTILE})
+    assert done.status_code == 400
+    assert "&#39;many&#39; is no whole number" in done.text or "'many' is no whole number" in done.text
+    assert 'value="many"' in done.text
+    assert "<script>alert" not in done.text
+    assert (await page.post("/new/trainer", data={"nodes": "99"})).status_code == 400
+    assert (await page.post("/new/trainer", data={"nodes": "x"})).status_code == 400
+    assert (await page.post("/new/mine", data={"words": "'open"})).status_code == 400
+    assert (await page.get("/new/nothing")).status_code in (400, 404)
+    assert not slurm.submitted
+
+
+async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> None:
+    page = browser(site)
+    bad = await page.post("/files", files={"file": ("a.jsonl", b'{"messages": []}\n{"x": 1}\n')})
+    assert bad.status_code == 400
+    assert "line" in bad.text
+    good = await page.post("/files", files={"file": (f"{HOSTILE}.jsonl", lines(CHAT))})
+    assert good.status_code == 303
+    listed = (await page.get("/files")).text
+    assert "<script>" not in listed
+    assert "<img" not in listed
+    key = re.findall(r"file=([\w-]+)", listed)[0]
+    form = (await page.get(f"/new/fine-tuning?file={key}&model=org/tiny")).text
+    assert f'value="{key}" selected' in form
+    body = {"model": "org/tiny", "training_file": key, "suffix": "mine", "n_epochs": "2", "nodes": "1"}
+    wrong = await page.post("/new/fine-tuning", data=body | {"rank": "0"})
+    assert (wrong.status_code, "rank" in wrong.text) == (400, True)
+    done = await page.post("/new/fine-tuning", data=body)
+    assert done.status_code == 303, done.text
+    assert slurm.submitted[0]["job"]["name"] == "finetune-mine"
+    shown = (await page.get(done.headers["location"])).text
+    assert "Pause" in shown
+    assert (await page.post(f"/files/{key}/delete")).status_code == 409, "the job needs it"
+    await page.post(f"{done.headers['location']}/cancel")
+    assert (await page.post(f"/files/{key}/delete")).status_code == 303
+
+
+async def test_hostile_text_is_text(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, key = browser(site), await started(site)
+    slurm.set(100, "FAILED", nodes=HOSTILE)
+    (site.data / "alice" / "jobs" / key / "log").write_text(HOSTILE)
+    for path in (f"/jobs/{key}", f"/jobs/{key}/part", "/jobs", "/jobs/rows"):
+        found = await page.get(path)
+        assert "<script>alert" not in found.text, path
+        assert "<img" not in found.text, path
+        assert "script-src 'self';" in found.headers["content-security-policy"]
+        assert "unsafe" not in found.headers["content-security-policy"]
+
+
+async def test_nobody_sees_anothers(site: Site) -> None:
+    key, bob = await started(site), browser(site, "bob")
+    for path in (f"/jobs/{key}", f"/jobs/{key}/part", f"/jobs?after={key}"):
+        found = await bob.get(path)
+        assert (found.status_code, "<h1>That can" in found.text) == (404, True), path
+    assert (await bob.post(f"/jobs/{key}/cancel")).status_code == 404
+    assert (await bob.post(f"/jobs/{key}/explode")).status_code in (403, 404)
+
+
+async def test_a_part_of_a_page_leads_to_the_way_in(site: Site) -> None:
+    found = await browser(site, "").get("/jobs/rows", headers={"HX-Request": "true"})
+    assert (found.status_code, found.headers["hx-redirect"]) == (401, "/login")
+
+
+async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, key = browser(site), await started(site)
+    slurm.down = True
+    assert (await page.get(f"/jobs/{key}")).status_code == 200
+    assert (await page.get("/cluster")).status_code == 503
+    slurm.down = False
+    assert "take jobs" in (await page.get("/cluster")).text
+
+
+async def test_the_cluster_and_a_size(site: Site) -> None:
+    page = browser(site)
+    shown = (await page.get("/cluster")).text
+    assert "2 of 2 nodes take jobs" in shown or re.search(r"\d of \d nodes take jobs", shown)
+    assert "Fine-tune" in (await page.get("/models")).text
+    sized = (await page.get("/size?model=llama-3.1-8b&method=full&nodes=2")).text
+    assert "fits" in sized
+    assert "tokens a second" in sized
+    part = (await page.get("/size?model=nothing", headers={"HX-Request": "true"})).text
+    assert "<html" not in part
+    assert 'role="alert"' in part
+
+
+@pytest.mark.parametrize("name", ["page.css", "../service.yml", "x", "htmx.js"])
+async def test_static_files_are_those_two(site: Site, name: str) -> None:
+    found = await browser(site).get(f"/static/{name}")
+    assert found.status_code == (200 if name == "page.css" else found.status_code)
+    assert found.status_code in (200, 404)
+
+
+def test_a_curve() -> None:
+    assert curve("x", []) is None
+    assert curve("x", [(1, 2.0)]) is None
+    assert curve("x", [(1, 2.0), (2, float("nan"))]) is None
+    flat = curve("x", [(1, 2.0), (2, 2.0)])
+    assert flat
+    assert len(flat.rows) >= 2
+    made = curve("loss", [(step, 1000 / step) for step in range(1, 100_001)])
+    assert made
+    assert made.path.count("L") < 400
+    assert [tick.text for tick in made.columns] == ["1", "100,000"]
+    assert all(0 <= tick.at <= 200 for tick in made.rows)
+    assert made.last == "0.01"

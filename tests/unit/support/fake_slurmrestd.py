@@ -1,0 +1,145 @@
+"""slurmrestd in the test's process: a few jobs, two nodes, people's tokens; it can go away and lose answers. The forms
+of its answers are those of the real one, recorded in tests/unit/service/data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx
+
+DATA = Path(__file__).parents[1] / "service" / "data"
+SERVED = "v0.0.42"
+
+
+def token(user: str, lifespan: float = 3600, sign: str = "good") -> str:
+    """Of a form as Slurm's; `sign` is what the fake looks at instead of a signature."""
+
+    def part(value: dict[str, Any]) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    now = int(time.time())
+    body = {"exp": int(now + lifespan), "iat": now, "sun": user}
+    return f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part(body)}.{sign}"
+
+
+def recorded(name: str) -> Any:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+class FakeSlurmrestd:
+    def __init__(self) -> None:
+        self.jobs: dict[int, dict[str, Any]] = {}
+        self.forgotten: dict[int, dict[str, Any]] = {}  # accounting alone knows them
+        self.submitted: list[dict[str, Any]] = []
+        self.cancelled: list[tuple[int, str]] = []
+        self.calls: list[tuple[str, str]] = []
+        self.down = False  # nobody listens
+        self.controller_down = False  # slurmrestd answers, slurmctld doesn't
+        self.lose = 0  # so many submissions are taken and not answered
+        self.refuse = ""  # what Slurm says of a submission
+        self.next = 100
+
+    @property
+    def transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(self._answer)
+
+    def set(self, number: int, state: str, reason: str = "None", **more: Any) -> None:
+        """What the job is from now on."""
+        row = self.jobs[number]
+        now = int(time.time())
+        row["job_state"], row["state_reason"] = [state], reason
+        if state != "PENDING" and not row["start_time"]["number"]:
+            row["start_time"] = {"set": True, "infinite": False, "number": now}
+        if state not in ("PENDING", "RUNNING"):
+            row["end_time"] = {"set": True, "infinite": False, "number": now}
+        row |= more
+
+    def forget(self, number: int) -> None:
+        """slurmctld keeps ended jobs for some minutes."""
+        row = self.jobs.pop(number)
+        old = deepcopy(recorded("accounting")["jobs"][0])
+        old |= {"job_id": number, "user": row["user_name"], "working_directory": row["current_working_directory"]}
+        old["name"] = row["name"]
+        old["state"] = {"current": row["job_state"], "reason": row["state_reason"]}
+        old["time"] |= {name: row[f"{name}_time"]["number"] for name in ("start", "end")}
+        old["time"]["submission"] = row["submit_time"]["number"]
+        old["exit_code"] = row["exit_code"]
+        self.forgotten[number] = old
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        self.calls.append((request.method, path))
+        if self.down:
+            raise httpx.ConnectError("refused", request=request)
+        _, plugin, version, *rest = path.split("/")
+        if version != SERVED:
+            return httpx.Response(404, text="No such page")
+        place = "/".join(rest).rstrip("/")
+        if place == "ping":
+            return httpx.Response(200, json=recorded("ping"))
+        given = request.headers.get("x-slurm-user-token", "")
+        if not given.endswith(".good"):
+            return _recorded("bad_token")
+        if self.controller_down:
+            return _recorded("controller_down")
+        user = json.loads(base64.urlsafe_b64decode(given.split(".")[1] + "=="))["sun"]
+        return self._of(request, plugin, place, user)
+
+    def _of(self, request: httpx.Request, plugin: str, place: str, user: str) -> httpx.Response:
+        if place == "job/submit":
+            return self._submit(request, json.loads(request.content), user)
+        if place.startswith("job/"):
+            number = int(place.removeprefix("job/"))
+            known = self.jobs if plugin == "slurm" else self.forgotten
+            if request.method == "DELETE":
+                return self._cancel(number, parse_qs(request.url.query.decode()))
+            if number not in known:
+                return _recorded("no_job" if plugin == "slurm" else "no_accounting")
+            return httpx.Response(200, json={"jobs": [known[number]], "errors": [], "warnings": []})
+        if place == "jobs":
+            rows = self.jobs if plugin == "slurm" else self.forgotten
+            return httpx.Response(200, json={"jobs": list(rows.values()), "errors": [], "warnings": []})
+        return httpx.Response(200, json=recorded(place))
+
+    def _submit(self, request: httpx.Request, body: dict[str, Any], user: str) -> httpx.Response:
+        if self.refuse:
+            answer = deepcopy(recorded("refused"))
+            answer["body"]["errors"][0]["error"] = self.refuse
+            return httpx.Response(answer["status"], json=answer["body"])
+        self.submitted.append({**body, "user": user})
+        number, self.next = self.next, self.next + 1
+        asked, row, now = body["job"], deepcopy(recorded("jobs")["jobs"][0]), int(time.time())
+        zero = {"set": True, "infinite": False, "number": 0}
+        row |= {
+            "job_id": number, "user_name": user, "job_state": ["PENDING"], "state_reason": "Resources",
+            "comment": asked["comment"], "name": asked["name"], "nodes": "", "start_time": dict(zero),
+            "end_time": dict(zero), "current_working_directory": asked["current_working_directory"],
+            "submit_time": {"set": True, "infinite": False, "number": now},
+        }  # fmt: skip
+        self.jobs[number] = row
+        if self.lose:
+            self.lose -= 1
+            raise httpx.ReadError("reset", request=request)
+        answer = deepcopy(recorded("submitted"))
+        return httpx.Response(200, json=answer | {"job_id": number})
+
+    def _cancel(self, number: int, query: dict[str, list[str]]) -> httpx.Response:
+        row = self.jobs.get(number)
+        if row is None or row["job_state"][0] not in ("PENDING", "RUNNING"):
+            return _recorded("cancel_over")
+        signal = query.get("signal", [""])[0]
+        self.cancelled.append((number, signal))
+        if not signal:
+            self.set(number, "CANCELLED")
+        return httpx.Response(200, json=recorded("cancelled"))
+
+
+def _recorded(name: str) -> httpx.Response:
+    answer = recorded(name)
+    return httpx.Response(answer["status"], json=answer["body"])

@@ -99,7 +99,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         after: str = "",
         resident: bool | None = None,
     ) -> dict[str, Any]:
-        """The user's adapters and the shared ones by name, and what is loaded of them; `limit` after the one `after`."""
+        """The user's adapters and the shared ones by name, and what is loaded of them. `after` is a name."""
         names = [each for each in gateway.registry.visible(user) if each.name > after]
         if resident is not None:
             loaded = {each.staged.adapter for each in gateway.residency.residents}

@@ -141,15 +141,7 @@ def _ended(last: bytes, path: str) -> bool:
 def broken(path: str) -> bytes:
     """The event of a stream whose engine ended, in the shape that OpenAI's clients raise."""
     error = CheckFailed.of("stream-broken")
-    message = f"{error.what}: {error.next_step}"
+    said = {"message": f"{error.what}: {error.next_step}", "param": None, "code": error.code}
     if path == "/v1/responses":
-        data: dict[str, Any] = {
-            "type": "error",
-            "code": error.code,
-            "message": message,
-            "param": None,
-            "sequence_number": 0,
-        }
-        return b"event: error\ndata: " + json.dumps(data).encode() + b"\n\n"
-    data = {"error": {"message": message, "type": "server_error", "param": None, "code": error.code}}
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
+        return b"event: error\ndata: " + json.dumps({"type": "error", **said, "sequence_number": 0}).encode() + b"\n\n"
+    return b"data: " + json.dumps({"error": {"type": "server_error", **said}}).encode() + b"\n\n"

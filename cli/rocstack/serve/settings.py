@@ -37,7 +37,7 @@ class ServeSettings(Value):
     model: Absolute  # folder of the base model, with its weights as safetensors
     name: Model | None = None  # of the base model in requests; default: the folder's
     also: tuple[str, ...] = ()  # names that adapters may call their base model by
-    listen: "127.0.0.1:8000"
+    listen: Address = "127.0.0.1:8000"
     certificate: Absolute | None = None
     key: Absolute | None = None
     tokens: Absolute | None = None  # file of users and the sha256 of their tokens; without one: everybody, on loopback

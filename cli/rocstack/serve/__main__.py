@@ -1,7 +1,10 @@
 """`python3 -m rocstack.serve FILE.json`: the gateway and its engine, until SIGTERM or SIGINT."""
 
 import asyncio
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -36,6 +39,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's would end by the signal itself, in the middle of the engine's own end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def ask_to_end(self) -> None:
+        self.force_exit = self.should_exit  # the second time
+        self.should_exit = True
+
+
 async def _serve(settings: ServeSettings) -> None:
     """
     Raises:
@@ -47,7 +62,9 @@ async def _serve(settings: ServeSettings) -> None:
         ssl_keyfile=settings.key, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S,
         server_header=False,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = _Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
     serving = asyncio.create_task(server.serve())
     try:
         while not server.started and not serving.done():

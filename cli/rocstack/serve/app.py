@@ -58,18 +58,24 @@ def make_app(gateway: Gateway) -> FastAPI:
 
     User = Annotated[str, Depends(user)]
 
+    async def passed(request: Request, user: str, asked: proxy.Asked) -> Response:
+        stack = AsyncExitStack()
+        try:
+            names = await proxy.unless_gone(request, gateway.enter(user, asked.model, stack))
+            return await proxy.forward(gateway.engine, request, asked, names, stack)
+        except BaseException:
+            await stack.aclose()
+            raise
+
     async def answer(request: Request, user: User) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise BadInput.of("request-no-json")
         asked = await proxy.read(request, gateway.settings.body_mib << 20)
         gateway.asked += 1
-        stack = AsyncExitStack()
         try:
-            names = await gateway.enter(user, asked.model, stack)
-            return await proxy.forward(gateway.engine.client, request, asked, names, stack)
-        except BaseException:
-            await stack.aclose()
-            raise
+            return await passed(request, user, asked)
+        except proxy.NotSent:
+            return await passed(request, user, asked)
 
     for path in proxy.PATHS:
         app.post(path, response_model=None, name=path.rpartition("v1/")[2])(answer)

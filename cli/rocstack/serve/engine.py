@@ -4,6 +4,7 @@ that only the gateway's user can enter, so nobody else reaches its admin calls."
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -28,8 +29,10 @@ OWN = (
 # The engine asks no other machine, and reports to none.
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LINES, LINE = 60, 2000  # of its log that are kept for a message, and their characters
+DOUBT_S = 0.5  # an engine that broke a connection off ends within that time, or goes on
 POLL_S = 5.0  # between two looks at its health
 SILENT = 6  # looks without an answer, after which it is ended
+DEAD = re.compile(rb"EngineDead|EngineCore encountered an issue")  # vLLM's words: its core ended, and it will, too
 GRACE_S = 20  # between SIGTERM and SIGKILL
 TRIES = 3  # starts in a row that may fail before it has ever answered
 PAUSE_S = 60.0  # between two starts at most
@@ -56,13 +59,15 @@ class Engine:
             raise BadInput.of("state-too-long", folder=settings.state)
         self._process: asyncio.subprocess.Process | None = None
         self._ready = asyncio.Event()
+        self._doubted = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=LINES)
         self._failed: CheckFailed | None = None
         self._stopping = False
         self.state = "starting"  # starting, ready, restarting, stopped
         self.starts = 0
         self.began = 0.0
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        # The engine closes a connection that is idle for 5 s: one that it may be about to close isn't used.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=2)
         self.client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(self._socket), limits=limits),
             base_url="http://engine",
@@ -98,6 +103,11 @@ class Engine:
             raise self._failed
         if self._stopping or not self._ready.is_set():
             raise CheckFailed.of("engine-not-ready", state=self.state)
+
+    def doubt(self) -> None:
+        """A request found it gone: the next ones wait until it is known to answer."""
+        self._ready.clear()
+        self._doubted.set()
 
     async def run(self) -> None:
         """Until `stop`.
@@ -149,9 +159,14 @@ class Engine:
 
     async def _admin(self, path: str, body: dict[str, object]) -> httpx.Response:
         try:
-            return await self.client.post(path, json=body, timeout=300)
+            answer = await self.client.post(path, json=body, timeout=300)
         except httpx.HTTPError as error:
+            self.doubt()
             raise CheckFailed.of("engine-lost", why=type(error).__name__) from None
+        if answer.status_code >= 500 and DEAD.search(answer.content):
+            self.doubt()
+            raise CheckFailed.of("engine-lost", why="its core ended")
+        return answer
 
     async def _once(self) -> None:
         """From a start to its end.
@@ -162,13 +177,15 @@ class Engine:
         self._socket.unlink(missing_ok=True)
         self.starts += 1
         self._lines.clear()
+        if shutil.which(first := self._settings.engine.command[0]) is None:
+            raise CheckFailed.of("no-engine", command=first, why="there is no such program")
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self.command(), env=self.environment(), start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
-            raise CheckFailed.of("no-engine", command=self._settings.engine.command[0], why=error.strerror) from None
+            raise CheckFailed.of("no-engine", command=first, why=error.strerror) from None
         reading = asyncio.create_task(self._read(process))
         try:
             await self._wait_for_health(process)
@@ -202,9 +219,18 @@ class Engine:
         ended = asyncio.ensure_future(process.wait())
         try:
             while not ended.done():
-                await asyncio.wait([ended], timeout=POLL_S)
-                silent = 0 if ended.done() or await self._healthy() else silent + 1
-                if silent >= SILENT:
+                doubted = asyncio.ensure_future(self._doubted.wait())
+                await asyncio.wait([ended, doubted], timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                doubted.cancel()
+                if self._doubted.is_set():
+                    self._doubted.clear()
+                    await asyncio.wait([ended], timeout=DOUBT_S)
+                if ended.done():
+                    return
+                silent = 0 if await self._healthy() else silent + 1
+                if silent == 0:
+                    self._ready.set()
+                elif silent >= SILENT:
                     self._say("the engine doesn't answer any more")
                     return
         finally:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.serve.engine import DEAD, Engine
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
@@ -69,32 +70,42 @@ class Names:
         return raw.replace(f'"{self.engine}"'.encode(), json.dumps(self.user).encode())
 
 
-async def forward(
-    client: httpx.AsyncClient, request: Request, asked: Asked, names: Names, stack: AsyncExitStack
-) -> Response:
+class NotSent(CheckFailed):
+    """The engine wasn't there: it has seen nothing of the request, which can be sent to the next one."""
+
+
+async def forward(engine: Engine, request: Request, asked: Asked, names: Names, stack: AsyncExitStack) -> Response:
     """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone.
 
     Raises:
         CheckFailed: the engine ended before it answered.
+        NotSent: it was not there.
     """
     path = request.url.path
     content = json.dumps({**asked.body, "model": names.engine}).encode()
-    sent = client.build_request("POST", path, content=content, headers={"Content-Type": "application/json"})
+    sent = engine.client.build_request("POST", path, content=content, headers={"Content-Type": "application/json"})
     try:
-        answer = await _unless_gone(request, client.send(sent, stream=True))
+        answer = await unless_gone(request, engine.client.send(sent, stream=True))
         stack.push_async_callback(answer.aclose)
         kind = answer.headers.get("content-type", "application/json")
         if kind.startswith(EVENTS):
-            body = _events(answer, names, path, stack)
+            body = _events(engine, answer, names, path, stack)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
-        raw = await _unless_gone(request, answer.aread())
+        raw = await unless_gone(request, answer.aread())
+    except httpx.ConnectError:
+        engine.doubt()
+        raise NotSent.of("engine-lost", why="it was not there") from None
     except httpx.HTTPError as error:
+        engine.doubt()
         raise CheckFailed.of("engine-lost", why=type(error).__name__) from None
+    if answer.status_code >= 500 and DEAD.search(raw):
+        engine.doubt()
+        raise CheckFailed.of("engine-lost", why="its core ended")
     await stack.aclose()
     return Response(names.back(raw), answer.status_code, media_type=kind)
 
 
-async def _unless_gone(request: Request, work: Any) -> Any:
+async def unless_gone(request: Request, work: Any) -> Any:
     """What `work` gives. It is cancelled once the user is gone, which frees the engine of it."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
@@ -113,7 +124,9 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _events(answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack) -> AsyncIterator[bytes]:
+async def _events(
+    engine: Engine, answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack
+) -> AsyncIterator[bytes]:
     """Whole events, so that no name is cut in two, and an error if they end before their end."""
     async with stack:
         rest, last = b"", b""
@@ -130,6 +143,7 @@ async def _events(answer: httpx.Response, names: Names, path: str, stack: AsyncE
                 return
         except httpx.HTTPError:
             pass
+        engine.doubt()
         yield broken(path)
 
 

@@ -19,6 +19,7 @@ from rocstack.serve.safetensors_header import MOST_HEADER, Tensor, read_header
 from rocstack.serve.staging import Staging
 
 BASE = "llama-tiny"
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +140,12 @@ def test_settings_that_are_refused(base: base_model.BaseModel, change: dict[str,
 @pytest.mark.parametrize(
     ("change", "code", "why"),
     [
-        ({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": None}, "adapter-shape", "alone"),
+        ({FIRST: None}, "adapter-shape", "alone"),
         ({"base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight": Tensor("F32", (4, 64)),
           "base_model.model.model.layers.9.self_attn.q_proj.lora_B.weight": Tensor("F32", (64, 4))},
          "adapter-shape", "has no layer"),
-        ({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": Tensor("F32", (4, 65))}, "adapter-shape", "4x65"),
-        ({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": Tensor("I8", (4, 64))}, "adapter-kind", "I8"),
+        ({FIRST: Tensor("F32", (4, 65))}, "adapter-shape", "4x65"),
+        ({FIRST: Tensor("I8", (4, 64))}, "adapter-kind", "I8"),
         ({"base_model.model.lm_head.weight": Tensor("F32", (128, 64))}, "adapter-kind", "neither"),
         ({"x\n<script>": Tensor("F32", (1,))}, "adapter-kind", "x\\n<script>"),
     ],
@@ -171,7 +172,9 @@ def test_a_base_model_with_pickled_weights(tmp_path: Path) -> None:
 
 
 def shared(folder: Path, layout: str = "shared") -> FolderRegistry:
-    registry = FolderRegistry([settings.Source.model_validate_json(json.dumps({"folder": str(folder), "layout": layout}))])
+    registry = FolderRegistry(
+        [settings.Source.model_validate_json(json.dumps({"folder": str(folder), "layout": layout}))]
+    )
     registry.rescan()
     return registry
 
@@ -193,7 +196,9 @@ def test_users_see_their_own(tmp_path: Path) -> None:
     registry = shared(tmp_path, "users")
     assert [each.name for each in registry.visible("ann")] == ["a", "both"]
     assert registry.find("ann", "b") is None
-    assert (registry.find("ann", "both") or pytest.fail()).parts == ("ann", "adapters", "both")
+    both = registry.find("ann", "both")
+    assert both
+    assert both.parts == ("ann", "adapters", "both")
     assert registry.find("../bob/adapters", "b") is None
     assert registry.visible("nobody") == []
 
@@ -240,7 +245,10 @@ def test_a_copy_is_what_was_checked(staging: Staging, adapters: Path) -> None:
     assert first.id != second.id
     assert (first.folder / "adapter_model.safetensors").read_bytes() == before
     for each in (first, second):
-        assert sorted(file.name for file in each.folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+        assert sorted(file.name for file in each.folder.iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
     assert stage(staging, adapters) == second
     staging.clear({first.id})
     assert first.folder.exists()

@@ -89,3 +89,45 @@ def adapter(folder: Path, base_name: str, seed: int = 0, rank: int = 4, **other:
     (folder / "adapter_config.json").write_text(json.dumps(settings(base_name, rank, **other)))
     (folder / "adapter_model.safetensors").write_bytes(safetensors(pairs(seed, rank)))
     return folder
+
+
+def llama(folder: Path, seed: int = 1) -> Path:
+    """A whole Llama with weights from a seed, and a tokenizer whose tokens are the letters of ASCII: what real engines
+    load. Its answers are nonsense, but always the same."""
+    numbers = random.Random(seed)
+    folder.mkdir(parents=True)
+    weights: dict[str, Shape] = {"model.embed_tokens.weight": (128, HIDDEN), "lm_head.weight": (128, HIDDEN)}
+    ones: dict[str, Shape] = {"model.norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        weights |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in LINEAR.items()}
+        ones |= {f"model.layers.{layer}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
+    tensors = {name: (shape, array("f", [1.0] * HIDDEN).tobytes()) for name, shape in ones.items()}
+    for name, shape in weights.items():
+        values = array("f", (numbers.gauss(0, 0.06) for _ in range(shape[0] * shape[1])))
+        tensors[name] = (shape, values.tobytes())
+    (folder / "model.safetensors").write_bytes(safetensors(tensors, {"format": "pt"}))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", "vocab_size": 128,
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "max_position_embeddings": 512, "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {chr(code) if code >= 32 else f"<{code}>": code for code in range(127)} | {"<unk>": 127}
+    special = [{"id": vocabulary[name], "content": name, "special": True, **dict.fromkeys(
+        ("single_word", "lstrip", "rstrip", "normalized"), False)} for name in ("<0>", "<1>", "<2>", "<unk>")]  # fmt: skip
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+        "post_processor": None, "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    template = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}assistant: "
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<2>", "eos_token": "<1>", "pad_token": "<0>",
+        "unk_token": "<unk>", "chat_template": template, "model_max_length": 512,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder

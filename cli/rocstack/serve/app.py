@@ -171,7 +171,7 @@ async def _error(_: Request, error: Exception) -> JSONResponse:
     """In the shape that OpenAI's clients know."""
     assert isinstance(error, RocstackError)
     status = STATUS.get(error.code, 400 if isinstance(error, BadInput) else 503)
-    message = ". ".join(each for each in (error.what, error.cause, error.next_step) if each)
+    message = "; ".join(each for each in (error.what, error.cause, error.next_step) if each)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     body = {"message": message, "type": kind, "param": None, "code": error.code}
     headers = (

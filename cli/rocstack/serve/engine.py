@@ -18,14 +18,10 @@ from typing import BinaryIO
 import httpx
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.serve.engine_arguments import refuse_own
 from rocstack.serve.settings import ServeSettings
 from rocstack.serve.staging import Staged
 
-OWN = (
-    *("--host", "--port", "--uds", "--api-key", "--model", "--served-model-name", "--enable-lora", "--max-loras"),
-    *("--max-cpu-loras", "--max-lora-rank", "--lora-modules", "--root-path", "--ssl-keyfile", "--ssl-certfile"),
-    "--allowed-local-media-path",
-)
 # The engine asks no other machine, and reports to none.
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 LINES, LINE = 60, 2000  # of its log that are kept for a message, and their characters
@@ -33,20 +29,10 @@ DOUBT_S = 0.5  # an engine that broke a connection off ends within that time, or
 POLL_S = 5.0  # between two looks at its health
 SILENT = 6  # looks without an answer, after which it is ended
 DEAD = re.compile(rb"EngineDead|EngineCore encountered an issue")  # vLLM's words: its core ended, and it will, too
+DEAD_EVENT = re.compile(rb'(?m)^data: \{"(?:error"|type": ?"error").*(?:' + DEAD.pattern + rb")")
 GRACE_S = 20  # between SIGTERM and SIGKILL
 TRIES = 3  # starts in a row that may fail before it has ever answered
 PAUSE_S = 60.0  # between two starts at most
-
-
-def refuse_own(arguments: tuple[str, ...]) -> None:
-    """
-    Raises:
-        BadInput: an argument that is the gateway's to give.
-    """
-    for each in arguments:
-        name = each.partition("=")[0].replace("_", "-")
-        if name in OWN:
-            raise BadInput.of("engine-argument", name=name)
 
 
 class Engine:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.serve.engine import DEAD, Engine
+from rocstack.serve.engine import DEAD, DEAD_EVENT, Engine
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
@@ -134,13 +134,16 @@ async def _events(
             async for piece in answer.aiter_raw():
                 rest += piece
                 whole, mark, rest = rest.rpartition(b"\n\n")
+                if DEAD_EVENT.search(whole):  # vLLM's own word for it, in an event that looks like an answer's end
+                    break
                 if mark:
                     last = whole.rpartition(b"\n\n")[2].lstrip()
                     yield names.back(whole + mark)
                 if len(rest) > MOST_EVENT:
                     break
-            if _ended(last, path):
-                return
+            else:
+                if _ended(last, path):
+                    return
         except httpx.HTTPError:
             pass
         engine.doubt()

@@ -92,12 +92,14 @@ def load(path: Path) -> ServeSettings:
     try:
         return ServeSettings.model_validate_json(read_text(path, code="serve-settings-unread"))
     except ValidationError as error:
-        raise _refusal(error.errors()[0], path) from None
+        raise refusal(error.errors()[0], path) from None
 
 
-def _refusal(problem: Any, path: Path) -> BadInput:
+def refusal(problem: Any, path: Path | None = None) -> BadInput:
+    """What pydantic found, in words."""
     place = ".".join(map(str, problem["loc"]))
     why = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         why = "there is no such key"
-    return BadInput.of("serve-settings", Where(str(path)), key=f"{place}: " if place else "", why=why)
+    where = Where(str(path)) if path else None
+    return BadInput.of("serve-settings", where, key=f"{place}: " if place else "", why=why)

@@ -22,7 +22,7 @@ import tiny_adapters as tiny
 
 from rocstack.base.errors import BadInput
 from rocstack.serve import settings
-from rocstack.serve.engine import refuse_own
+from rocstack.serve.engine_arguments import refuse_own
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE = ROOT / "tests/support/fake_vllm.py"

@@ -1,5 +1,5 @@
-"""Ten thousand adapters on one server: how long they take to register, what a cold one costs, what the gateway adds, and
-how requests over many adapters compare with those over one.
+"""Ten thousand adapters on one server: how long they take to register, what a cold one costs, what the gateway adds,
+and how requests over many adapters compare with those over one.
 
     .venv/bin/python bench/serve [--adapters 10000] [--engine "vllm"] [--json FILE] [-- arguments of vllm serve]
 

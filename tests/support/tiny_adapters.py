@@ -115,8 +115,9 @@ def llama(folder: Path, seed: int = 1) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     vocabulary = {chr(code) if code >= 32 else f"<{code}>": code for code in range(127)} | {"<unk>": 127}
-    special = [{"id": vocabulary[name], "content": name, "special": True, **dict.fromkeys(
-        ("single_word", "lstrip", "rstrip", "normalized"), False)} for name in ("<0>", "<1>", "<2>", "<unk>")]  # fmt: skip
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    named = ("<0>", "<1>", "<2>", "<unk>")
+    special = [{"id": vocabulary[name], "content": name, "special": True, **plain} for name in named]
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
         "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},

@@ -14,7 +14,7 @@ from rocstack.serve.gateway import Gateway
 from rocstack.serve.identity import Anyone
 from rocstack.serve.settings import LOOPBACK
 
-STATUS = {"unknown-model": 404, "adapter-gone": 404, "no-token": 401, "request-too-large": 413, "user-gone": 499}
+STATUS = {"unserved-model": 404, "adapter-gone": 404, "no-token": 401, "request-too-large": 413, "user-gone": 499}
 STATUS |= {"too-many-pins": 409, "no-place-to-pin": 409, "adapter-not-loaded": 502, "adapter-not-copied": 507}
 TYPES = {401: "authentication_error", 404: "not_found_error", 499: "client_closed_request"}
 RETRY_S = 5

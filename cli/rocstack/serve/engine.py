@@ -112,7 +112,7 @@ class Engine:
             except CheckFailed as error:
                 failures += 1
                 self._say(f"the engine: {error.what}")
-                if not answered and (failures >= TRIES or error.code == "no-engine"):
+                if not answered and (failures >= TRIES or error.code == "no-vllm-command"):
                     self._failed = error
                     self._ready.set()
                     raise
@@ -164,14 +164,14 @@ class Engine:
         self.starts += 1
         self._lines.clear()
         if shutil.which(first := self._settings.engine.command[0]) is None:
-            raise CheckFailed.of("no-engine", command=first, why="there is no such program")
+            raise CheckFailed.of("no-vllm-command", command=first, why="there is no such program")
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self.command(), env=self.environment(), start_new_session=True, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
         except OSError as error:
-            raise CheckFailed.of("no-engine", command=first, why=error.strerror) from None
+            raise CheckFailed.of("no-vllm-command", command=first, why=error.strerror) from None
         reading = asyncio.create_task(self._read(process))
         try:
             await self._wait_for_health(process)

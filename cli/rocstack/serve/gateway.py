@@ -80,7 +80,7 @@ class Gateway:
         if (found := self.registry.find(user, name)) and name != self.settings.base:
             return found
         names = [self.settings.base, *(each.name for each in self.registry.visible(user))]
-        raise BadInput.of("unknown-served-model", name=ascii(name[:96])[1:-1], hint=hint(name, names))
+        raise BadInput.of("unserved-model", name=ascii(name[:96])[1:-1], hint=hint(name, names))
 
     async def enter(self, user: str, name: str, stack: AsyncExitStack) -> Names:
         """Waits until the engine can answer as the model `name`; until `stack` is closed, it stays so.

@@ -184,7 +184,7 @@ def test_who_is_nobody_sees_nothing(running: Running, headers: dict[str, str], p
 def test_a_misspelt_model(running: Running) -> None:
     answer = running.ask("peot")
     assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "unknown-model"
+    assert answer.json()["error"]["code"] == "unserved-model"
     assert "did you mean 'poet'" in answer.json()["error"]["message"]
     assert "mine" not in running.ask("mime", user="bob").text
 
@@ -351,7 +351,7 @@ def test_sigterm_lets_a_stream_end(tmp_path: Path) -> None:
         ({"listen": "0.0.0.0:80"}, "serve-settings", "no loopback address"),
         ({"active": 9}, "serve-settings", "can't be more"),
         ({"model": "/nowhere"}, "no-base-model", "/nowhere"),
-        ({"engine": {"command": ["/nowhere/vllm"]}}, "no-engine", "/nowhere/vllm"),
+        ({"engine": {"command": ["/nowhere/vllm"]}}, "no-vllm-command", "/nowhere/vllm"),
         ({"engine": {"command": [sys.executable, str(FAKE)], "arguments": ["--port=1"]}}, "engine-argument", "--port"),
     ],
 )

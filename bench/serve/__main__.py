@@ -89,7 +89,7 @@ def measured(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     "adapters": chosen.adapters,
                     "registered (s)": float(registered.split(" in ")[1].split()[0]),
                     "engine starts (s)": round(time.monotonic() - began, 1),
-                    **asked(client, chosen.adapters, folder / "state/engine.sock"),
+                    **asked(client, chosen.adapters, folder / "state/engine.sock", gateway.pid),
                     "load of this machine (1 min)": round(os.getloadavg()[0], 1),
                 }
         finally:
@@ -97,13 +97,15 @@ def measured(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
             gateway.wait(60)
 
 
-def asked(client: httpx.Client, adapters: int, engine: Path) -> dict[str, Any]:
+def asked(client: httpx.Client, adapters: int, engine: Path, gateway: int) -> dict[str, Any]:
     for model in ["tiny", name(0)] * 5:
         ask(client, model)  # warm
     cold = [timed(lambda number=number: ask(client, name(number))) for number in spread(adapters, 100)]  # type: ignore[misc]
     last = spread(adapters, 100)[-16:]
     resident = [timed(lambda number=number: ask(client, name(number))) for number in last * 6]  # type: ignore[misc]
+    used = processor(gateway)
     through, direct = overhead(client, engine)
+    used = processor(gateway) - used
     one = [name(last[0])] * REQUESTS
     mixed = [name(last[number % 8]) for number in range(REQUESTS)]
     many = [name(last[number % 16]) for number in range(REQUESTS)]
@@ -118,6 +120,7 @@ def asked(client: httpx.Client, adapters: int, engine: Path) -> dict[str, Any]:
         f"resident, {TOKENS} tokens: p99 (ms)": top(resident),
         "cold / resident, p50": round(statistics.median(cold) / statistics.median(resident), 2),
         "gateway adds, p50 (ms)": round((statistics.median(through) - statistics.median(direct)) * 1000, 2),
+        "gateway's processor time for a request (ms)": round(used / len(through) * 1000, 2),
         "one token through it, p50 (ms)": middle(through),
         "one token without it, p50 (ms)": middle(direct),
         **{f"{REQUESTS} requests of {LONG} tokens, {label} (s)": round(each, 2) for label, each in took.items()},
@@ -154,6 +157,12 @@ def key_of(engine: Path) -> str:
         except OSError:
             continue
     sys.exit("the engine isn't found")
+
+
+def processor(process: int) -> float:
+    """Seconds that it has used of a processor."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def at_once(client: httpx.Client, models: Sequence[str]) -> float:

@@ -13,13 +13,13 @@ FOLDERS = ("base", "serve")
 def files() -> dict[str, ContextFile]:
     """Its part of the context."""
     package = Path(paths.__file__).parents[1]
-    found = {f"vllm/package/rocstack/{name}": package / name for name in ("__init__.py", "py.typed")}
+    found: dict[str, Path] = {}
     for folder in FOLDERS:
         found |= {f"vllm/package/rocstack/{folder}/{each.name}": each for each in (package / folder).glob("*.py")}
     errors = paths.images() / "errors"
     found |= {f"vllm/package/rocstack/data/images/errors/{each.name}": each for each in errors.glob("*.yml")}
     found |= {f"vllm/{each.name}": each for each in (paths.images() / VLLM).iterdir() if each.is_file()}
-    return {
+    return {"vllm/package/rocstack/__init__.py": ContextFile(b"")} | {
         name: ContextFile(path.read_bytes(), 0o755 if path.stat().st_mode & 0o100 else 0o644)
         for name, path in found.items()
     }

@@ -55,6 +55,7 @@ class FolderRegistry:
     def __init__(self, sources: Iterable[Source]) -> None:
         self._sources = tuple(sources)
         self._owned: dict[str | None, dict[str, Registered]] = {}
+        self._listed: dict[str, list[Registered]] = {}  # what `visible` gave since the last look
 
     def rescan(self) -> int:
         """Looks into all folders; gives the number of adapters. A source that isn't there has none at the moment.
@@ -70,7 +71,7 @@ class FolderRegistry:
                 number += 1
                 if number > MOST:
                     raise BadInput.of("too-many-adapters", Path(source.folder), most=f"{MOST:,}")
-        self._owned = found
+        self._owned, self._listed = found, {}
         return number
 
     def find(self, user: str, name: str) -> Registered | None:
@@ -83,6 +84,7 @@ class FolderRegistry:
         for each in self._candidates(user, name):
             with suppress(OSError), folder(each):
                 self._owned.setdefault(each.owner, {})[name] = each
+                self._listed = {}
                 return each
         return None
 
@@ -91,8 +93,11 @@ class FolderRegistry:
 
     def visible(self, user: str) -> list[Registered]:
         """By name. The user's own hides a shared one of the same name."""
-        found = self._owned.get(None, {}) | self._owned.get(user, {})
-        return [found[name] for name in sorted(found)]
+        listed = self._listed
+        if user not in listed:
+            found = self._owned.get(None, {}) | self._owned.get(user, {})
+            listed[user] = [found[name] for name in sorted(found)]
+        return listed[user]
 
     def _candidates(self, user: str, name: str) -> Iterator[Registered]:
         for source in sorted(self._sources, key=lambda each: each.layout == "shared"):

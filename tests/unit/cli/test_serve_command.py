@@ -17,7 +17,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_what_would_run(cli: Cli, model: Path, tmp_path: Path) -> None:
-    ran = cli("serve", "tiny", "--adapters", "adapters", "--print", "--json", "--nic", "tcp", "--", "--max-model-len=512")
+    words = ("--adapters", "adapters", "--print", "--json", "--nic", "tcp")
+    ran = cli("serve", "tiny", *words, "--", "--max-model-len=512")
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
     assert said["adapters"] == 1

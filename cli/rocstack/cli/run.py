@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -12,6 +12,9 @@ from rocstack.base.errors import CheckFailed, Missing
 from rocstack.cli.command import Cluster, Json, Service, command
 from rocstack.cli.ui import State, err, out, print_json, say, table
 from rocstack.steps.options import TRAIN, Flag, Nic, RunOptions, Stack, settings
+
+if TYPE_CHECKING:
+    from rocstack.steps.run import RunPlan
 
 COMMANDS = {"trainer": TRAIN}  # a component's name as the command
 Print = Annotated[bool, Flag("Print the docker line and stop.", ("--print",))]
@@ -56,7 +59,6 @@ def shell(
 def _start(choice: RunOptions, words: tuple[str, ...], show: bool, json: bool) -> None:
     """Prints the line, or replaces this command by it; its exit code is ours."""
     from rocstack.container.run_line import shell_quote
-    from rocstack.node.limits import refused_ulimit
     from rocstack.steps.run import plan_run
 
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -70,7 +72,14 @@ def _start(choice: RunOptions, words: tuple[str, ...], show: bool, json: bool) -
     if show:
         sys.stdout.write(shell_quote(line) + "\n")
         return
-    environ = os.environ | plan.variables
+    start_line(plan)
+
+
+def start_line(plan: "RunPlan") -> NoReturn:
+    """Runs the container; its exit code is ours."""
+    from rocstack.node.limits import refused_ulimit
+
+    line, environ = plan.line, os.environ | plan.variables
     while True:
         code, output = _docker(line.args, environ)
         refused = refused_ulimit(output) if code in (125, 126, 127) else None

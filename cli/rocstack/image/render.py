@@ -9,7 +9,7 @@ from typing import Any
 from rocstack import nic
 from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
-from rocstack.image import gfx_rules, node_package
+from rocstack.image import gateway_package, gfx_rules, node_package
 from rocstack.image.context import EPOCH, BuildContext, ContextFile
 from rocstack.stack import base_reading, coherence, gpus
 from rocstack.stack.base_reading import BaseStart
@@ -107,6 +107,8 @@ def render(
     files |= node_package.files(nics)
     files |= {path: ContextFile(data) for path, data in (archives or {}).items()}
     files |= _tree(paths.images() / "rootfs", "rootfs")
+    if gateway_package.VLLM in parts:
+        files |= gateway_package.files()
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:

@@ -23,6 +23,7 @@ _SETTINGS = (
 )
 LOCK = Path("rocstack.lock")
 TRAIN = "rocstack-train"
+SERVE = "rocstack-serve"
 MOST = 1 << 22  # GPUs, tokens or sequences: beyond every cluster and batch
 
 
@@ -374,6 +375,38 @@ class ExportOptions:
         str, Flag("squashfs: a file for enroot and pyxis; oci: a folder for podman, skopeo, umoci and Apptainer.")
     ] = "squashfs"
     out: Annotated[Path | None, Flag("File or folder to make; default: the image's name.", ("-o", "--out"))] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    model: Annotated[Path, Flag("Folder of the model, with its weights as safetensors.", argument=True)]
+    adapters: Annotated[
+        tuple[Path, ...], Flag("Folder of adapters DIR/NAME that everybody may use; may be repeated.", metavar="DIR")
+    ] = ()
+    user_adapters: Annotated[
+        tuple[Path, ...],
+        Flag("Folder of adapters DIR/USER/adapters/NAME, each user's own; may be repeated.", metavar="DIR"),
+    ] = ()
+    name: Annotated[str | None, Flag("Name of the model in requests; default: the folder's.")] = None
+    also: Annotated[
+        tuple[str, ...], Flag("Another name that adapters call the model by; may be repeated.", metavar="NAME")
+    ] = ()
+    listen: Annotated[str, Flag("Address and port.", metavar="HOST:PORT")] = "127.0.0.1:8000"
+    tokens: Annotated[
+        Path | None, Flag("File of users and the sha256 of their tokens; needed beyond loopback.", metavar="FILE")
+    ] = None
+    certificate: Annotated[Path | None, Flag("TLS certificate (PEM); needed beyond loopback.", metavar="FILE")] = None
+    key: Annotated[Path | None, Flag("Its private key (PEM).", metavar="FILE")] = None
+    max_rank: Annotated[int, Flag("Highest rank of an adapter.")] = 64
+    active: Annotated[int, Flag("Adapters that one batch may mix.", least=1)] = 8
+    resident: Annotated[int, Flag("Adapters that stay loaded.", least=1)] = 32
+    cache: Annotated[int | None, Flag("On processors: GiB for keys and values.", least=1)] = None
+    here: Annotated[bool, Flag("Use this machine's own vLLM instead of an image.")] = False
+    image: Annotated[str | None, Flag("Image with vLLM; default: the one built here of --stack.")] = None
+    stack: Annotated[str | None, Flag("Stack of that image.", show_default=False)] = None
+    nic: Nic = None
+    gpus: Annotated[str, Flag("GPUs to give: all, none, or numbers such as 0,2-3.")] = "all"
+    container: Annotated[str | None, Flag("Name of the container.", metavar="NAME")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from rocstack.node.image_facts import from_labels
 from rocstack.probe.recordings import probe_host
 from rocstack.stack import component
 from rocstack.stack.component import ROLES
-from rocstack.steps.options import TRAIN, RunOptions, settings
+from rocstack.steps.options import SERVE, TRAIN, RunOptions, settings
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def plan_run(
         mounts=mounts,
         workspace=Path.cwd(),
         env=variables,
-        user=_person() if command[:1] == (TRAIN,) else None,
+        user=_person() if command[:1] in ((TRAIN,), (SERVE,)) else None,
         terminal=terminal,
         stdin=stdin,
         name=options.name,

@@ -49,7 +49,7 @@ COMMANDS += [
     "rotate-keys",
     "demo",
 ]
-COMMANDS += ["config", "local"]
+COMMANDS += ["serve", "config", "local"]
 ALONE = [name for name in COMMANDS if name not in ("local", "job", "release", "bundle")]  # those are groups of commands
 ENV = {**os.environ, "PYTHONPATH": str(Path(rocstack.__file__).parents[1])}
 

@@ -23,6 +23,7 @@ GIVEN = {
     "primus": {"folder": "/data/primus", "config": "/data/llama.yaml"},
     "torchtitan": {"folder": "/data/run"},
     "finetune": {"model": "/data/llama", "data": "/data/chat.jsonl", "adapter": "/data/adapter"},
+    "serve": {"model": "/data/llama", "adapters": "/data/adapters"},
     "torchrun": {"script": "/data/train.py"},
 }
 ARGUMENTS = {

@@ -1,0 +1,38 @@
+"""`rocstack serve`: many adapters of one model, with OpenAI's interface."""
+
+import os
+import subprocess
+import sys
+
+import typer
+
+from rocstack.cli.command import Json, command
+from rocstack.cli.run import Print, start_line
+from rocstack.cli.ui import State, print_json, say
+from rocstack.steps.options import ServeOptions
+
+
+@command("rocstack serve ~/models/llama-8b --adapters ~/adapters -- --max-model-len=4096", allow_extra_args=True)
+def serve(context: typer.Context, choice: ServeOptions, show: Print = False, json: Json = False) -> None:
+    """Serve a model and many adapters of it, with OpenAI's interface, until Ctrl-C.
+
+    An adapter is loaded at its first request and named as `model`. What follows -- goes to `vllm serve`.
+    """
+    from rocstack.container.run_line import shell_quote
+    from rocstack.steps.serve import plan_serve, write
+
+    State.json = json
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    plan = plan_serve(choice, tuple(context.args), terminal=terminal, dry=show)
+    if show and json:
+        print_json(plan.to_dict())
+        return
+    if show:
+        print_json(plan.to_dict()["settings"])
+        sys.stdout.write((shell_quote(plan.run.line) if plan.run else subprocess.list2cmdline(plan.command)) + "\n")
+        return
+    say(f"{plan.adapters} adapters; {plan.settings.base} starts (a minute or more)")
+    if plan.run:
+        start_line(plan.run)
+    write(plan)
+    os.execv(plan.command[0], plan.command)

@@ -1,0 +1,89 @@
+"""`python3 -m rocstack.serve FILE.json`: the gateway and its engine, until SIGTERM or SIGINT."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.serve.app import make_app
+from rocstack.serve.gateway import Gateway
+from rocstack.serve.settings import ServeSettings, load
+
+GRACE_S = 60  # for which running streams may go on after a SIGTERM
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"serve: {text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        if len(arguments) != 1:
+            raise BadInput.of("serve-usage")
+        asyncio.run(_serve(load(Path(arguments[0]))))
+    except RocstackError as error:
+        place = f"{error.where}: " if error.where else ""
+        say(f"error: {error.code}: {place}{error.what}")
+        for name, text in (("cause", error.cause), ("next", error.next_step)):
+            if text:
+                say(f"  {name}: {text}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's would end by the signal itself, in the middle of the engine's own end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def ask_to_end(self) -> None:
+        self.force_exit = self.should_exit  # the second time
+        self.should_exit = True
+
+
+async def _serve(settings: ServeSettings) -> None:
+    """
+    Raises:
+        RocstackError: the settings are wrong, or the engine or the listener can't be started.
+    """
+    gateway = Gateway(settings, say)
+    config = uvicorn.Config(
+        make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
+    )  # fmt: skip
+    server = _Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            say(f"{settings.base} at {'https' if settings.certificate else 'http'}://{settings.listen}/v1")
+        if gateway.ended:
+            await asyncio.wait([serving, gateway.ended], return_when=asyncio.FIRST_COMPLETED)
+            if gateway.ended.done():
+                server.should_exit = True
+                await serving
+                gateway.ended.result()
+    finally:
+        server.should_exit = True
+        try:
+            await serving
+        except SystemExit:  # uvicorn's word for an address that it can't have
+            raise CheckFailed.of("serve-no-listener", listen=settings.listen) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

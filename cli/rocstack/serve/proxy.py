@@ -1,0 +1,164 @@
+"""A request on its way to the engine and its answer on the way back: the adapter's name becomes the engine's own id for
+it and again its name, and a stream that breaks off ends with an error that OpenAI's clients raise."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.serve.engine import DEAD, DEAD_EVENT, Engine
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+# Of a request: what reaches beyond it, into the engine or to another's answers.
+REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous_response_id", "chat_template")
+MOST_EVENT = 64 << 20  # bytes of one event
+EVENTS = "text/event-stream"
+_DONE = b"data: [DONE]"
+_LAST = (_DONE, b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, read and checked as far as it is the gateway's affair."""
+
+    model: str
+    stream: bool
+    body: dict[str, Any]
+
+
+async def read(request: Request, most: int) -> Asked:
+    """
+    Raises:
+        BadInput: it is too large, no JSON, names no model, or asks for what is nobody's to ask.
+    """
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > most:
+            raise BadInput.of("request-too-large", most=most >> 20)
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise BadInput.of("request-no-json") from None
+    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
+        raise BadInput.of("request-without-model")
+    for name in REFUSED:
+        if body.get(name) is not None:
+            raise BadInput.of("request-refused", name=name)
+    if body.get("background"):
+        raise BadInput.of("request-refused", name="background")
+    return Asked(body["model"], body.get("stream") is True, body)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The engine's name of a model, and the one that the user knows. The former stands in no text by chance."""
+
+    engine: str
+    user: str
+
+    def back(self, raw: bytes) -> bytes:
+        if self.engine == self.user:
+            return raw
+        return raw.replace(f'"{self.engine}"'.encode(), json.dumps(self.user).encode())
+
+
+class NotSent(CheckFailed):
+    """The engine wasn't there: it has seen nothing of the request, which can be sent to the next one."""
+
+
+async def forward(engine: Engine, request: Request, asked: Asked, names: Names, stack: AsyncExitStack) -> Response:
+    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone.
+
+    Raises:
+        CheckFailed: the engine ended before it answered.
+        NotSent: it was not there.
+    """
+    path = request.url.path
+    content = json.dumps({**asked.body, "model": names.engine}).encode()
+    sent = engine.client.build_request("POST", path, content=content, headers={"Content-Type": "application/json"})
+    try:
+        answer = await unless_gone(request, engine.client.send(sent, stream=True))
+        stack.push_async_callback(answer.aclose)
+        kind = answer.headers.get("content-type", "application/json")
+        if kind.startswith(EVENTS):
+            body = _events(engine, answer, names, path, stack)
+            return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
+        raw = await unless_gone(request, answer.aread())
+    except httpx.ConnectError:
+        engine.doubt()
+        raise NotSent.of("engine-lost", why="it was not there") from None
+    except httpx.HTTPError as error:
+        engine.doubt()
+        raise CheckFailed.of("engine-lost", why=type(error).__name__) from None
+    if answer.status_code >= 500 and DEAD.search(raw):
+        engine.doubt()
+        raise CheckFailed.of("engine-lost", why="its core ended")
+    await stack.aclose()
+    return Response(names.back(raw), answer.status_code, media_type=kind)
+
+
+async def unless_gone(request: Request, work: Any) -> Any:
+    """What `work` gives. It is cancelled once the user is gone, which frees the engine of it."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CheckFailed.of("user-gone")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(
+    engine: Engine, answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack
+) -> AsyncIterator[bytes]:
+    """Whole events, so that no name is cut in two, and an error if they end before their end."""
+    async with stack:
+        rest, last = b"", b""
+        try:
+            async for piece in answer.aiter_raw():
+                rest += piece
+                whole, mark, rest = rest.rpartition(b"\n\n")
+                if DEAD_EVENT.search(whole):  # vLLM's own word for it, in an event that looks like an answer's end
+                    break
+                if mark:
+                    last = whole.rpartition(b"\n\n")[2].lstrip()
+                    yield names.back(whole + mark)
+                if len(rest) > MOST_EVENT:
+                    break
+            else:
+                if _ended(last, path):
+                    return
+        except httpx.HTTPError:
+            pass
+        engine.doubt()
+        yield broken(path)
+
+
+def _ended(last: bytes, path: str) -> bool:
+    """Whether the last event says that it is the last."""
+    return last.startswith(_LAST) if path == "/v1/responses" else last.strip() == _DONE
+
+
+def broken(path: str) -> bytes:
+    """The event of a stream whose engine ended, in the shape that OpenAI's clients raise."""
+    error = CheckFailed.of("stream-broken")
+    said = {"message": f"{error.what}: {error.next_step}", "param": None, "code": error.code}
+    if path == "/v1/responses":
+        return b"event: error\ndata: " + json.dumps({"type": "error", **said, "sequence_number": 0}).encode() + b"\n\n"
+    return b"data: " + json.dumps({"error": {"type": "server_error", **said}}).encode() + b"\n\n"

@@ -1,0 +1,25 @@
+"""The recipe `serve`: its script writes settings that a gateway takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from rocstack.jobs.recipe import JobRequest, find, script
+from rocstack.serve.settings import load
+
+
+def test_the_script_writes_settings_that_hold(tmp_path: Path) -> None:
+    values = {"model": "/models/it's", "adapters": "/a b/$(c)", "max_rank": "16"}
+    text = script(find("serve"), JobRequest(values=values, arguments=("--max-model-len=512", "--x=a b")))
+    kept = tmp_path / "kept.json"
+    (tmp_path / "srun").write_text(f'#!/bin/sh\nfor last; do :; done\ncp "$last" {kept}\n')
+    (tmp_path / "srun").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_ON_NODE": "2"}
+    subprocess.run(["bash", "-c", text], check=True, env=environment, cwd=tmp_path)
+    found = load(kept)
+    assert (found.model, found.max_rank, found.tokens) == ("/models/it's", 16, None)
+    assert [each.folder for each in found.sources] == ["/a b/$(c)"]
+    assert found.engine.arguments == ("--max-model-len=512", "--x=a b")
+    assert not Path(found.state).parent.exists()  # it goes with the job

@@ -25,7 +25,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.job_rows import JobRows, event, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
-from rocstack.service.slurm_answers import SlurmJob, first, map_of, text, whole
+from rocstack.service.slurm_answers import SlurmJob, map_of, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow
@@ -307,9 +307,11 @@ class Jobs:
             there = [node for node in nodes if name in node.partitions]
             counts = {node.gpus for node in there}
             limit = whole(map_of(row.get("maximums")).get("time"))
-            default = "DEFAULT" in str(row.get("flags", "")) or first(row.get("flags")) == "DEFAULT"
             same = counts.pop() if len(counts) == 1 else 0
-            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, default))
+            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, False))
+        if len(found) > 1:  # slurmrestd doesn't say which is the default
+            widest, alike = max(each.nodes for each in found), {each.gpus for each in found}
+            found.append(Pool("(the default)", widest, "", alike.pop() if len(alike) == 1 else 0, True))
         self._pools = (time.monotonic() + POOLS_S, found)
         return found
 

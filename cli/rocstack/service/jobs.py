@@ -190,8 +190,10 @@ class Jobs:
                     change.fields["result"] = made.id
                     change.say.append(("info", f"the adapter is a model now: {made.id}"))
                 except (ServiceError, OSError) as error:
-                    refused = row.status == PAUSED
-                    change = outcome.Change() if refused else outcome.without_adapter(change, error)
+                    if row.status == PAUSED:  # it saved, and isn't done
+                        change = outcome.Change({"seen": change.fields.get("seen", row.seen)})
+                    else:
+                        change = outcome.without_adapter(change, error)
 
             def work(session: Session) -> JobRow:
                 there = session.get_one(JobRow, row.id)

@@ -325,7 +325,9 @@ async def test_pause_and_resume(site: Site, slurm: FakeSlurmrestd) -> None:
     assert (await alice.post(f"{place}/pause")).json()["status"] == "paused"
     assert slurm.cancelled == [(100, "TERM")]
     slurm.set(100, "COMPLETED")
-    assert (await alice.get(place)).json()["status"] == "paused", "it saved, and isn't done"
+    paused = (await alice.get(place)).json()
+    assert paused["status"] == "paused", "it saved, and isn't done"
+    assert paused["rocstack"]["state"] == "COMPLETED"
     resumed = (await alice.post(f"{place}/resume")).json()
     assert (resumed["status"], resumed["rocstack"]["slurm_job"]) == ("queued", 101)
     assert "dependency" not in slurm.submitted[1]["job"]

@@ -1,4 +1,4 @@
-"""A folder of this machine, mounted in a virtual node as well: what a shared file system is on real nodes. It needs Linux
+"""A folder of this machine, mounted in a virtual node, too: what a shared file system is on real nodes. It needs Linux
 5.2: `python shared_folder.py FOLDER PID` moves a copy of the mount to the same path in that process's mounts."""
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from rocstack.service.tables import JobRow
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
 POOLS_S = 10.0
-FEW = 12  # jobs that are asked for one by one
+MOST = 10_000  # jobs of which we know when we asked
+FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
@@ -144,6 +145,8 @@ class Jobs:
         old = [row for row in rows if row.status in LIVE and row.slurm_id and self._fresh.get(row.id, 0) < now]
         if not old:
             return rows
+        if len(self._fresh) > MOST:
+            self._fresh.clear()
         for row in old:
             self._fresh[row.id] = now + FRESH_S
         try:

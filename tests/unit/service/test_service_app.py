@@ -67,10 +67,15 @@ async def test_a_verdict_is_remembered_for_a_minute_and_never_beyond_the_token(
         await door.caller(good)
 
 
-async def test_a_refused_token_is_never_remembered_as_good(site: Site) -> None:
+async def test_a_refused_token_stays_so_and_slurm_is_not_asked_again_at_once(site: Site, slurm: FakeSlurmrestd) -> None:
+    forged = token("alice", sign="forged")
     for _ in range(2):
         with pytest.raises(NotSignedIn):
-            await site.service.door.caller(token("alice", sign="forged"))
+            await site.service.door.caller(forged)
+        asked = len(slurm.calls)
+    with pytest.raises(NotSignedIn):
+        await site.service.door.caller(forged)
+    assert len(slurm.calls) == asked
 
 
 async def test_the_pages_cookie_counts_only_for_our_own_pages(site: Site) -> None:

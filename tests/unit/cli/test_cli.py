@@ -40,6 +40,7 @@ COMMANDS += [
     "submit",
     "jobs",
     "job",
+    "token",
     "status",
     "logs",
     "down",

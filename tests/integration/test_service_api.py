@@ -98,7 +98,12 @@ def served(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             process.terminate()
             process.wait(60)
         workspace.run("local", "down")
-        shutil.rmtree(shared, ignore_errors=True)
+        for place in (shared, settings_folder(shared)):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def settings_folder(shared: Path) -> Path:
+    return shared.with_name(f"{shared.name}-service")
 
 
 def ran(workspace: Workspace, *words: str) -> str:
@@ -123,7 +128,7 @@ def start(workspace: Workspace, node: str, shared: Path) -> tuple[subprocess.Pop
     form = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     said = subprocess.run(["docker", "inspect", "--format", form, node], capture_output=True, text=True, check=True)
     pid, address = said.stdout.split()
-    now, folder = datetime.now(UTC), shared.with_name(f"{shared.name}-service")
+    now, folder = datetime.now(UTC), settings_folder(shared)
     ca, ca_key = tls.make_ca(now)
     key = tls.make_key()
     folder.mkdir(mode=0o755)
@@ -259,7 +264,7 @@ def test_a_slurm_that_hangs_loses_nothing_and_doubles_nothing(served: ServedClus
     """slurmctld takes the job when it goes on, though slurmrestd had given it up."""
     raw = served.client(served.tokens["alice"])
     body = {"recipe": "mine", "gpus_per_node": 0, "name": "once", "arguments": ["true"]}
-    assert raw.get("/v1/nodes").status_code == 200
+    assert raw.post("/v1/jobs", json=body | {"name": "before"}).status_code == 200
     daemon = "kill -{} $(pidof slurmctld slurmctld-wlm | cut -d' ' -f1)"
     served.control(daemon.format("STOP"))
     try:

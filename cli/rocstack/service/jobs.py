@@ -305,7 +305,12 @@ class Jobs:
         until, pools = self._pools
         if until > time.monotonic():
             return pools
-        parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.slurm.nodes(caller.token))
+        try:
+            parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.slurm.nodes(caller.token))
+        except Away:
+            if pools:  # as they were last: then the job can be kept
+                return pools
+            raise
         found = []
         for row in parts:
             name = text(row.get("name"))

@@ -23,6 +23,7 @@ MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Slurm says is new at once, and nobody waits."""
     monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    monkeypatch.setattr(jobs, "POOLS_S", 0.0)
     monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
     monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)

@@ -134,6 +134,7 @@ EXIT = {
     "size": "Exit code 1: the model doesn't fit; 2: no such model, GPU or layout.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",
     "status": "Exit code 1: something is not in order, and named.",
+    "token": "Exit code 1: the control node isn't reached, or Slurm makes no token; 2: no such user.",
     "submit": "Exit code 1: Slurm refuses the job, or with `--follow`, it failed; 2: wrong input, or too many nodes.",
     "verify": "Exit code 1: a check failed, or could not be made; 75: all workers were busy with jobs.",
 }

@@ -84,8 +84,9 @@ class Files:
         """
         return await self.database.run(lambda session: _own(session, caller, key))
 
-    def path(self, caller: Caller, file: StoredFile) -> Path:
-        return self.storage.files(caller) / file.id
+    def path(self, caller: Caller, key: str) -> Path:
+        """The trainer knows what is in a file by its suffix."""
+        return self.storage.files(caller) / f"{key}.jsonl"
 
     async def delete(self, caller: Caller, key: str) -> None:
         """
@@ -103,7 +104,7 @@ class Files:
             audit.note(session, caller.name, "file.delete", key, row.name)
 
         await self.database.run(work)
-        await anyio.to_thread.run_sync(remove, self.storage.files(caller) / key)
+        await anyio.to_thread.run_sync(remove, self.path(caller, key))
 
     # what uploads need, too
     async def used(self, caller: Caller) -> int:
@@ -165,7 +166,7 @@ class Files:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
         found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
-        to = self.storage.files(caller) / key
+        to = self.path(caller, key)
         row = StoredFile(
             id=key, owner=caller.name, name=name, purpose=purpose, bytes=path.stat().st_size, created=now(),
             kind=found.kind, samples=found.samples,

@@ -73,7 +73,7 @@ class Handover:
             try:
                 return await self.slurm.submit(caller.token, row.script, job)
             except (Away, SlurmRefused, NotSignedIn) as error:
-                if not isinstance(error, SlurmRefused):  # it didn't arrive
+                if not look and not isinstance(error, SlurmRefused):  # it didn't arrive, nor did one before it
                     await self.rows.change(row, seen={})
                 raise
             except AnswerLost as error:

@@ -15,6 +15,7 @@ from rocstack.service.config import ServicePerson
 from rocstack.service.failures import NotAllowed, NotSignedIn
 
 REMEMBERED_S = 60.0  # that a verdict holds
+REFUSED_S = 10.0
 LONGEST = 4096  # characters of a token
 MOST = 10_000  # verdicts
 COOKIE = "rocstack_token"
@@ -77,6 +78,7 @@ class Doorkeeper:
     def __init__(self, judge: Judge, users: Mapping[str, ServicePerson]) -> None:
         self._judge, self._users = judge, users
         self._until: dict[str, float] = {}  # by sha256 of the token: the time up to which it is good
+        self._refused: dict[str, float] = {}  # and up to which nobody is asked again
 
     async def caller(self, token: str) -> Caller:
         """
@@ -87,14 +89,22 @@ class Doorkeeper:
         """
         name, ends = claims(token)
         key, now = hashlib.sha256(token.encode()).hexdigest(), time.time()
+        if self._refused.get(key, 0) > now:
+            raise NotSignedIn.of("token-refused")
         if self._until.get(key, 0) <= now:
-            self._until.pop(key, None)
-            if not await self._judge.valid(token):
+            good = await self._judge.valid(token)
+            self._until, self._refused = _without_old(self._until, now), _without_old(self._refused, now)
+            if not good:
+                self._refused[key] = now + REFUSED_S
                 raise NotSignedIn.of("token-refused")
-            if len(self._until) >= MOST:
-                self._until = {known: until for known, until in self._until.items() if until > now}
-            if len(self._until) < MOST:
-                self._until[key] = min(now + REMEMBERED_S, ends)
+            self._until[key] = min(now + REMEMBERED_S, ends)
         if (person := self._users.get(name)) is None:
             raise NotAllowed.of("no-such-person", user=visible(name[:32]))
         return Caller(name, person.uid, person.gid, token)
+
+
+def _without_old(known: dict[str, float], now: float) -> dict[str, float]:
+    """Where there are too many, those that still count; of these the newest."""
+    if len(known) < MOST:
+        return known
+    return dict([(key, until) for key, until in known.items() if until > now][-MOST // 2 :])

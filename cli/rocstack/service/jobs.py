@@ -25,7 +25,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.job_rows import JobRows, event, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
-from rocstack.service.slurm_answers import SlurmJob, first, map_of, text, whole
+from rocstack.service.slurm_answers import SlurmJob, map_of, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow
@@ -33,7 +33,8 @@ from rocstack.service.tables import JobRow
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
 POOLS_S = 10.0
-FEW = 12  # jobs that are asked for one by one
+MOST = 10_000  # jobs of which we know when we asked
+FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
@@ -144,6 +145,8 @@ class Jobs:
         old = [row for row in rows if row.status in LIVE and row.slurm_id and self._fresh.get(row.id, 0) < now]
         if not old:
             return rows
+        if len(self._fresh) > MOST:
+            self._fresh.clear()
         for row in old:
             self._fresh[row.id] = now + FRESH_S
         try:
@@ -190,8 +193,10 @@ class Jobs:
                     change.fields["result"] = made.id
                     change.say.append(("info", f"the adapter is a model now: {made.id}"))
                 except (ServiceError, OSError) as error:
-                    refused = row.status == PAUSED
-                    change = outcome.Change() if refused else outcome.without_adapter(change, error)
+                    if row.status == PAUSED:  # it saved, and isn't done
+                        change = outcome.Change({"seen": change.fields.get("seen", row.seen)})
+                    else:
+                        change = outcome.without_adapter(change, error)
 
             def work(session: Session) -> JobRow:
                 there = session.get_one(JobRow, row.id)
@@ -300,16 +305,23 @@ class Jobs:
         until, pools = self._pools
         if until > time.monotonic():
             return pools
-        parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.slurm.nodes(caller.token))
+        try:
+            parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.slurm.nodes(caller.token))
+        except Away:
+            if pools:  # as they were last: then the job can be kept
+                return pools
+            raise
         found = []
         for row in parts:
             name = text(row.get("name"))
             there = [node for node in nodes if name in node.partitions]
             counts = {node.gpus for node in there}
             limit = whole(map_of(row.get("maximums")).get("time"))
-            default = "DEFAULT" in str(row.get("flags", "")) or first(row.get("flags")) == "DEFAULT"
             same = counts.pop() if len(counts) == 1 else 0
-            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, default))
+            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, False))
+        if len(found) > 1:  # slurmrestd doesn't say which is the default
+            widest, alike = max(each.nodes for each in found), {each.gpus for each in found}
+            found.append(Pool("(the default)", widest, "", alike.pop() if len(alike) == 1 else 0, True))
         self._pools = (time.monotonic() + POOLS_S, found)
         return found
 

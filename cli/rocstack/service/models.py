@@ -130,7 +130,8 @@ class Models:
             rank = check(to)
         except FileNotFoundError as error:
             remove(to)
-            raise RequestRefused.of("adapter-not-whole", why=f"{error.args[-1]} is missing") from None
+            why = f"{error.filename or error.args[-1]}: {error.strerror or 'it is missing, or no file of its owner'}"
+            raise RequestRefused.of("adapter-not-whole", why=why) from None
         except BaseException:
             remove(to)
             raise

@@ -87,7 +87,7 @@ async def get_file(service: Serving, caller: Person, file_id: str) -> dict[str, 
 @router.get("/files/{file_id}/content", tags=["files"], summary="Download a file", response_class=FileResponse)
 async def file_content(service: Serving, caller: Person, file_id: str) -> FileResponse:
     row = await service.files.get(caller, file_id)
-    path = service.files.path(caller, row)
+    path = service.files.path(caller, row.id)
     if not os.path.isfile(path):
         raise NotThere.of("no-such-file", file=file_id).about("file_id")
     # The name goes as an attachment's: whatever it is, no browser shows it as a page.

@@ -12,7 +12,7 @@ import httpx
 
 from rocstack.base.text import from_json, visible
 from rocstack.service.failures import Away, NotSignedIn, NotThere, ServiceError, SlurmRefused
-from rocstack.service.slurm_answers import SlurmJob, SlurmNode, SlurmQos, SlurmReservation, map_of, rows_of
+from rocstack.service.slurm_answers import SlurmJob, SlurmNode, SlurmQos, SlurmReservation, map_of, rows_of, text, whole
 
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.41", "v0.0.40")  # data parsers: Slurm 24.11's, then its neighbours'
 PATIENCE_S = 8.0  # that something away is waited for
@@ -21,11 +21,10 @@ CONNECT_S, READ_S = 3.0, 60.0  # slurmrestd itself gives slurmctld up before
 LARGE = 1 << 18  # bytes that are read in a thread
 MOST = 1 << 29  # bytes of an answer
 # Slurm's own numbers (slurm_errno.h)
-NO_TOKEN = {1007, 2002, 2010, 6000}  # protocol authentication; access denied by it; user id missing; credential
+NO_TOKEN = {1007, 6000}  # protocol authentication; credential
 UNREACHED = {1001, 1002, 1003, 1004, 1800, 1801, 1802, 1803, 5004, 7000, 7001}  # slurmctld or slurmdbd away
 NO_JOB = {2017, 2021}  # invalid job id; already finished
 NO_CHANGE = {1900}
-DENIED = 2002
 
 
 class AnswerLost(Exception):
@@ -49,7 +48,8 @@ class SlurmRest:
         """The newest data parser that both know."""
         if not self._version:
             for version in VERSIONS:
-                answer = await self._send("GET", f"/slurm/{version}/ping/", token, None, None)
+                # Not `ping`: with a wrong token slurmrestd takes ten seconds for that.
+                answer = await self._send("GET", f"/slurm/{version}/reservations/", token, None, None)
                 if answer.status_code != 404:
                     self._version = version
                     break
@@ -81,8 +81,9 @@ class SlurmRest:
         return number
 
     async def cancel(self, token: str, number: int, signal: str | None = None) -> None:
-        """Ends it, or sends it a signal. One that is over stays as it is."""
-        path = f"job/{number}" + (f"?signal={quote(signal)}" if signal else "")
+        """Ends it, or sends its steps a signal. One that is over stays as it is."""
+        # Without the flag the batch script gets the signal, too, and Slurm takes the job for cancelled.
+        path = f"job/{number}" + (f"?signal={quote(signal)}&flags=FULL_STEPS_ONLY" if signal else "")
         try:
             await self.change(token, "DELETE", "slurm", path, None)
         except SlurmRefused as refused:
@@ -218,12 +219,18 @@ async def _read(answer: httpx.Response, method: str) -> dict[str, Any]:
         raise _error(errors, numbers, method)
     if answer.status_code >= 400:
         raise _refused([f"HTTP {answer.status_code}"], ())
+    # A job that can't be cancelled is no error of the whole answer.
+    single = [map_of(each.get("error")) for each in rows_of(said, "status")]
+    if failed := [each for each in single if whole(each.get("code"))]:
+        raise _refused(
+            [text(each.get("message")) for each in failed], tuple(whole(each.get("code")) for each in failed)
+        )
     return said
 
 
 def _error(errors: list[dict[str, Any]], numbers: tuple[int, ...], method: str) -> ServiceError | AnswerLost:
     texts = [str(each.get("error") or each.get("description") or "") for each in errors]
-    if NO_TOKEN - {DENIED} & set(numbers) and any("uthenticat" in text for text in texts):
+    if NO_TOKEN & set(numbers):
         return NotSignedIn.of("token-refused")
     if UNREACHED & set(numbers):
         # A connection that was refused carried nothing; another one may have carried the request.

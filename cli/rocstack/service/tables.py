@@ -13,7 +13,7 @@ class Table(DeclarativeBase):
 
 
 class StoredFile(Table):
-    """On the disk it is DATA/USER/files/ID; `name` is only what its owner calls it."""
+    """On the disk it is DATA/USER/files/ID.jsonl; `name` is only what its owner calls it."""
 
     __tablename__ = "files"
     id: Mapped[str] = mapped_column(KEY, primary_key=True)

@@ -123,15 +123,15 @@ class Tuning:
         self, body: TuningRequest, caller: Caller, own: Path, model: Path, start: Path | None, data: StoredFile,
         held_out: StoredFile | None, numbers: dict[str, Any],
     ) -> JobRequest:  # fmt: skip
-        place, folder = body.rocstack, self.files.storage.root / caller.name / "files"
+        place = body.rocstack
         values = {
-            "model": str(model), "data": f"{folder}/{data.id}", "adapter": f"{own}/adapter",
+            "model": str(model), "data": str(self.files.path(caller, data.id)), "adapter": f"{own}/adapter",
             "checkpoints": f"{own}/{progress.CHECKPOINTS}", "every": str(place.checkpoint_every),
             "steps": str(numbers["steps"]), "batch": str(numbers["batch"]), "lr": repr(numbers["lr"]),
             "rank": str(place.rank), "layout": place.layout,
         }  # fmt: skip
         if held_out:
-            values["eval"] = f"{folder}/{held_out.id}"
+            values["eval"] = str(self.files.path(caller, held_out.id))
         if place.seq_len:
             values["seq_len"] = str(place.seq_len)
         arguments = [f"--output.metrics={own}/{progress.METRICS}", f"--data.cache={own}/tokens"]

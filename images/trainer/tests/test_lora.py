@@ -228,6 +228,10 @@ def test_any_checkpoint_is_exported_merged_or_not(
         assert in_a_rank(cli.run, [*source, *asked]) == 0
     said = json.loads((tmp_path / "true/rocstack-train.json").read_text())
     assert (said["step"], said["from"]) == (4, str(base))
+    # Also the weights, which safetensors makes for their owner alone.
+    for folder in (tmp_path / "true", tmp_path / "false"):
+        modes = {oct(file.stat().st_mode) for file in folder.iterdir()}
+        assert modes == {oct((folder / "rocstack-train.json").stat().st_mode)}, list(folder.iterdir())
     adapted = in_a_rank(by_peft, base, tmp_path / "false")
     found = in_a_rank(by_transformers, tmp_path / "true")
     assert (found - adapted).abs().max() < close

@@ -41,6 +41,7 @@ COMMANDS += [
     "submit",
     "jobs",
     "job",
+    "token",
     "status",
     "logs",
     "down",

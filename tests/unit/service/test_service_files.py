@@ -30,7 +30,7 @@ async def test_a_file_comes_lies_there_and_goes(site: Site) -> None:
     alice = site.of("alice")
     made = (await put(alice, GOOD)).json()
     assert (made["object"], made["filename"], made["bytes"], made["samples"]) == ("file", "chat.jsonl", len(GOOD), 4)
-    path = site.data / "alice" / "files" / made["id"]
+    path = site.data / "alice" / "files" / f"{made['id']}.jsonl"
     assert path.read_bytes() == GOOD
     assert [each["id"] for each in (await alice.get("/v1/files")).json()["data"]] == [made["id"]]
     assert (await alice.get(f"/v1/files/{made['id']}/content")).content == GOOD
@@ -43,7 +43,7 @@ async def test_a_file_comes_lies_there_and_goes(site: Site) -> None:
 async def test_its_owner_may_read_it_and_nobody_else(site: Site) -> None:
     made = (await put(site.of("alice"), GOOD)).json()
     folder = site.data / "alice" / "files"
-    for path, right in ((folder / made["id"], "r-x"), (folder, "r-x"), (folder.parent, "r-x")):
+    for path, right in ((folder / f"{made['id']}.jsonl", "r-x"), (folder, "r-x"), (folder.parent, "r-x")):
         said = subprocess.run(["getfacl", "-cpn", path], capture_output=True, text=True, check=True).stdout.split()
         assert f"user:2000:{right}" in {each.split("#")[0] for each in said}, (path, said)
         assert "other::---" in said
@@ -108,7 +108,7 @@ def test_whatever_a_file_has_it_is_refused_in_words_or_trains(rows: list[bytes])
 async def test_a_name_is_never_a_path(site: Site, name: str, kept: str) -> None:
     made = (await put(site.of("alice"), GOOD, name)).json()
     assert made["filename"] == kept
-    assert sorted(os.listdir(site.data / "alice" / "files")) == [made["id"]]
+    assert sorted(os.listdir(site.data / "alice" / "files")) == [f"{made['id']}.jsonl"]
 
 
 @pytest.mark.parametrize("name", ["", "/", "..", "a" * 256])

@@ -23,6 +23,7 @@ MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Slurm says is new at once, and nobody waits."""
     monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    monkeypatch.setattr(jobs, "POOLS_S", 0.0)
     monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
     monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)
@@ -325,7 +326,9 @@ async def test_pause_and_resume(site: Site, slurm: FakeSlurmrestd) -> None:
     assert (await alice.post(f"{place}/pause")).json()["status"] == "paused"
     assert slurm.cancelled == [(100, "TERM")]
     slurm.set(100, "COMPLETED")
-    assert (await alice.get(place)).json()["status"] == "paused", "it saved, and isn't done"
+    paused = (await alice.get(place)).json()
+    assert paused["status"] == "paused", "it saved, and isn't done"
+    assert paused["rocstack"]["state"] == "COMPLETED"
     resumed = (await alice.post(f"{place}/resume")).json()
     assert (resumed["status"], resumed["rocstack"]["slurm_job"]) == ("queued", 101)
     assert "dependency" not in slurm.submitted[1]["job"]

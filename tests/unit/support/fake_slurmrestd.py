@@ -81,13 +81,11 @@ class FakeSlurmrestd:
         if version != SERVED:
             return httpx.Response(404, text="No such page")
         place = "/".join(rest).rstrip("/")
-        if place == "ping":
-            return httpx.Response(200, json=recorded("ping"))
         given = request.headers.get("x-slurm-user-token", "")
         if not given.endswith(".good"):
             return _recorded("bad_token")
         if self.controller_down:
-            return _recorded("controller_down")
+            return _recorded("submit_unanswered" if place == "job/submit" else "controller_down")
         user = json.loads(base64.urlsafe_b64decode(given.split(".")[1] + "=="))["sun"]
         return self._of(request, plugin, place, user)
 
@@ -134,6 +132,7 @@ class FakeSlurmrestd:
         if row is None or row["job_state"][0] not in ("PENDING", "RUNNING"):
             return _recorded("cancel_over")
         signal = query.get("signal", [""])[0]
+        assert query.get("flags") == (["FULL_STEPS_ONLY"] if signal else None)
         self.cancelled.append((number, signal))
         if not signal:
             self.set(number, "CANCELLED")

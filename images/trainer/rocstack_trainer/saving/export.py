@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,9 @@ def write(config: Config, about: Any, tensors: Tensors, step: int, notes: Mappin
             _model(config, about, tensors, notes).to(dtype).save_pretrained(tmp)
         copy_tokenizer(config, tmp)
         (tmp / OURS).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        mode = stat.S_IMODE((tmp / OURS).stat().st_mode)
+        for entry in tmp.iterdir():
+            entry.chmod(mode)  # safetensors' are their owner's alone, whatever the umask and ACLs say
         for entry in (*tmp.iterdir(), tmp):
             folder.fsync(entry)
         folder.replace(tmp, path)

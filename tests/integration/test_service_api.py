@@ -1,0 +1,277 @@
+"""The service on two deployed nodes, by the stock openai client: a file becomes an adapter, trained under Slurm as its
+owner; nobody else sees it; what is paused goes on; a Slurm that hangs loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from shared_folder import share
+from workspace import REPO, Built, Workspace
+
+from rocstack.deploy.plan import tls
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+INVENTORY = Path(".rocstack/local/inventory.yml")
+SERVICE_UID, PORT = 64033, 8443
+TALKS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"{who} says hi{'!' * n}"},
+            {"role": "assistant", "content": f"hello {who}"},
+        ]
+    }
+    for who in ("ann", "bob", "eve", "joe")
+    for n in range(6)
+]
+ONE_TASK = {"tasks_per_node": 1, "gpus_per_node": 0, "seq_len": 128, "rank": 4}
+MODEL = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.manual_seed(1)
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+ends = dict(eos_token_id=256, pad_token_id=256, max_position_embeddings=512)
+folder = Path({folder!r})
+LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, **ends)).save_pretrained(folder)
+tokenizer(folder)
+"""
+
+
+@dataclass
+class ServedCluster:
+    workspace: Workspace
+    shared: Path
+    url: str
+    ca: str
+    tokens: dict[str, str]
+
+    def client(self, token: str) -> httpx.Client:
+        context = ssl.create_default_context(cadata=self.ca)
+        return httpx.Client(base_url=self.url, verify=context, headers={"Authorization": f"Bearer {token}"}, timeout=90)
+
+    def openai(self, user: str) -> openai.OpenAI:
+        token = self.tokens[user]
+        return openai.OpenAI(api_key=token, base_url=f"{self.url}/v1", http_client=self.client(token), max_retries=0)
+
+    def control(self, command: str) -> str:
+        node = self.workspace.nodes()["n1"]
+        line = ["docker", "exec", node, "docker", "exec", "rocstack-control", "sh", "-c", command]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def served(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCluster]:
+    folder = tmp_path_factory.mktemp("served")
+    workspace = Workspace(folder, built.workspace.prefix, made=built.workspace.made)
+    shared = Path(tempfile.mkdtemp(prefix="rocstack-shared-"))
+    shared.chmod(0o755)
+    users = "alice: {uid: 2000}, bob: {uid: 2001}"
+    text = f"inventory: {INVENTORY}\ncluster:\n  mounts: [{shared}]\n  users: {{{users}}}\n  health: {{drain: false}}\n"
+    (folder / "rocstack.yml").write_text(text)
+    process = None
+    try:
+        ran(workspace, "local", "up", "--nodes", "2")
+        nodes = workspace.nodes()
+        share(shared, nodes.values())
+        ran(workspace, "deploy")
+        model(nodes["n1"], shared)
+        process, url, ca = start(workspace, nodes["n1"], shared)
+        tokens = {user: ran(workspace, "token", "--user", user).strip() for user in ("alice", "bob")}
+        yield ServedCluster(workspace, shared, url, ca, tokens)
+    finally:
+        if process:
+            process.terminate()
+            process.wait(60)
+        workspace.run("local", "down")
+        for place in (shared, settings_folder(shared)):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def settings_folder(shared: Path) -> Path:
+    return shared.with_name(f"{shared.name}-service")
+
+
+def ran(workspace: Workspace, *words: str) -> str:
+    done = workspace.run(*words)
+    assert done.code == 0, f"{words}: {done.out}{done.err}"
+    return done.out
+
+
+def model(node: str, shared: Path) -> None:
+    """A tiny seeded Llama with a tokenizer, made by the worker's own transformers."""
+    script = (REPO / "images/trainer/tests/chats.py").read_text() + MODEL.format(folder=f"{shared}/models/tiny-llama")
+    line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "python3", "-"]
+    subprocess.run(line, input=script, text=True, capture_output=True, check=True)
+    (shared / "models").chmod(0o755)
+    for path in (shared / "models").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def start(workspace: Workspace, node: str, shared: Path) -> tuple[subprocess.Popen[str], str, str]:
+    """In the control node's network, where slurmrestd listens on loopback; with the uid of its image, if that may read
+    this checkout."""
+    form = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    said = subprocess.run(["docker", "inspect", "--format", form, node], capture_output=True, text=True, check=True)
+    pid, address = said.stdout.split()
+    now, folder = datetime.now(UTC), settings_folder(shared)
+    ca, ca_key = tls.make_ca(now)
+    key = tls.make_key()
+    folder.mkdir(mode=0o755)
+    files = {"ca.pem": ca, "server.pem": tls.certificate(ca, ca_key, key, [address], now), "server.key": key}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    settings = {
+        "cluster": "rocstack", "listen": f"0.0.0.0:{PORT}", "data": f"{shared}/rocstack", "models": f"{shared}/models",
+        "database": f"sqlite:///{folder}/service.db", "certificate": f"{folder}/server.pem",
+        "key": f"{folder}/server.key",
+        "users": {"alice": {"uid": 2000, "gid": 2000}, "bob": {"uid": 2001, "gid": 2001}},
+        "limits": {"file_mib": 1, "quota_mib": 4, "jobs": 10},
+    }  # fmt: skip
+    (folder / "service.json").write_text(json.dumps(settings))
+    (shared / "rocstack").mkdir()
+    places = [REPO, *REPO.parents, Path(sys.executable).parent, *Path(sys.executable).parents]
+    uid = SERVICE_UID if all(place.stat().st_mode & 0o001 for place in places) else 0
+    for path in (folder, *folder.iterdir(), shared / "rocstack"):
+        os.chown(path, uid, uid)
+    as_service = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    line = ["nsenter", "--target", pid, "--net", *as_service, sys.executable, "-m", "rocstack.service"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "cli"), "PYTHONDONTWRITEBYTECODE": "1"}
+    log = (workspace.folder / "service.log").open("w")
+    process = subprocess.Popen([*line, str(folder / "service.json")], env=environment, stderr=log, text=True)
+    url = f"https://{address}:{PORT}"
+    context = ssl.create_default_context(cadata=ca)
+
+    def healthy() -> bool:
+        assert process.poll() is None, (workspace.folder / "service.log").read_text()
+        try:
+            return httpx.get(f"{url}/health", verify=context).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(healthy, 60)
+    return process, url, ca
+
+
+def until(true: Callable[[], Any], seconds: float = 180, said: Callable[[], Any] = lambda: "") -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {said()}"
+        time.sleep(0.5)
+    return found
+
+
+def chat(client: openai.OpenAI) -> str:
+    data = "".join(f"{json.dumps(each)}\n" for each in TALKS).encode()
+    return client.files.create(file=("chat.jsonl", data), purpose="fine-tune").id
+
+
+def test_a_file_becomes_an_adapter_of_its_owner(served: ServedCluster) -> None:
+    client = served.openai("alice")
+    where = {"nodes": 2, "steps": 6, "checkpoint_every": 3, **ONE_TASK}
+    made = client.fine_tuning.jobs.create(
+        model="tiny-llama", training_file=chat(client), suffix="hi", extra_body={"rocstack": where}
+    )
+    raw = served.client(served.tokens["alice"])
+    with raw.stream("GET", f"/v1/fine_tuning/jobs/{made.id}/events?stream=true", timeout=300) as stream:
+        data = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: ")]
+    log = raw.get(f"/v1/jobs/{made.id}/log", params={"offset": -4000}).json()["text"]
+    assert data[-1] == "[DONE]", log
+    events = [json.loads(line) for line in data[:-1]]
+    steps = [each["data"]["step"] for each in events if each["type"] == "metrics"]
+    assert steps == [1, 2, 3, 4, 5, 6], log
+    job = client.fine_tuning.jobs.retrieve(made.id)
+    assert job.status == "succeeded", (job.error, log)
+    assert [each.step_number for each in client.fine_tuning.jobs.checkpoints.list(made.id)] == [6, 3]
+    said = [each.message for each in client.fine_tuning.jobs.list_events(made.id, limit=100)]
+    assert "running on n[1-2]" in said
+    assert job.fine_tuned_model in [each.id for each in client.models.list()]
+    number = raw.get(f"/v1/jobs/{made.id}").json()["slurm_job"]
+    assert served.control(f"sacct -nX -j {number} -o uid,state").split() == ["2000", "COMPLETED"]
+    (adapter,) = (served.shared / "rocstack/alice/adapters").iterdir()
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"]) == ("LORA", 4)
+    assert (adapter / "adapter_model.safetensors").stat().st_size > 1000
+    as_bob = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups", "ls", str(adapter)]
+    assert subprocess.run(as_bob, capture_output=True, check=False).returncode != 0
+    other = served.openai("bob")
+    for ask in (
+        lambda: other.fine_tuning.jobs.retrieve(made.id),
+        lambda: other.fine_tuning.jobs.cancel(made.id),
+        lambda: other.files.retrieve(made.training_file),
+        lambda: other.models.retrieve(job.fine_tuned_model or ""),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask()
+    assert [each.id for each in other.models.list()] == ["tiny-llama"]
+
+
+def test_a_wrong_and_an_expired_token(served: ServedCluster) -> None:
+    good = served.tokens["alice"]
+    forged = good[:-6] + ("AAAAAA" if good[-6:] != "AAAAAA" else "BBBBBB")
+    short = ran(served.workspace, "token", "--user", "alice", "--lifespan", "1s").strip()
+    time.sleep(1.5)
+    for token, code in ((forged, "token-refused"), (short, "token-expired"), ("x", "bad-token")):
+        answer = served.client(token).get("/v1/files")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, code)
+
+
+def test_a_job_of_a_recipe_runs_as_its_owner_and_has_a_log(served: ServedCluster) -> None:
+    bob = served.client(served.tokens["bob"])
+    body = {"recipe": "mine", "gpus_per_node": 0, "arguments": ["id", "-u"]}
+    key = bob.post("/v1/jobs", json=body).json()["id"]
+    until(lambda: bob.get(f"/v1/jobs/{key}").json()["status"] == "succeeded", said=lambda: bob.get("/v1/jobs").text)
+    assert "2001" in bob.get(f"/v1/jobs/{key}/log").json()["text"].splitlines()
+    refused = bob.post("/v1/jobs", json=body | {"account": "nobodys"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "slurm-refuses")
+    assert [each["name"] for each in bob.get("/v1/nodes").json()["data"]] == ["n1", "n2"]
+    assert {"low", "normal", "high"} <= {each["name"] for each in bob.get("/v1/qos").json()["data"]}
+
+
+def test_what_is_paused_saves_and_goes_on(served: ServedCluster) -> None:
+    client, raw = served.openai("alice"), served.client(served.tokens["alice"])
+    where = {"nodes": 1, "steps": 100_000, "checkpoint_every": 50_000, **ONE_TASK}
+    job = client.fine_tuning.jobs.create(
+        model="tiny-llama", training_file=chat(client), extra_body={"rocstack": where}
+    ).id
+    steps = lambda: [each["step"] for each in raw.get(f"/v1/jobs/{job}/metrics").json()["data"]]  # noqa: E731
+    state = lambda: raw.get(f"/v1/jobs/{job}").json()  # noqa: E731
+    until(lambda: len(steps()) > 3, said=state)
+    assert client.fine_tuning.jobs.pause(job).status == "paused"
+    until(lambda: state()["slurm"]["state"] == "COMPLETED", said=state)
+    (saved,) = [each.step_number for each in client.fine_tuning.jobs.checkpoints.list(job)]
+    assert client.fine_tuning.jobs.resume(job).status == "queued"
+    until(lambda: steps()[-1] > saved, said=state)
+    assert f"resume: step {saved} from" in raw.get(f"/v1/jobs/{job}/log", params={"limit": 1 << 22}).json()["text"]
+    assert client.fine_tuning.jobs.cancel(job).status == "cancelled"
+
+
+def test_a_slurm_that_hangs_loses_nothing_and_doubles_nothing(served: ServedCluster) -> None:
+    """slurmctld takes the job when it goes on, though slurmrestd had given it up."""
+    raw = served.client(served.tokens["alice"])
+    body = {"recipe": "mine", "gpus_per_node": 0, "name": "once", "arguments": ["true"]}
+    assert raw.post("/v1/jobs", json=body | {"name": "before"}).status_code == 200
+    daemon = "kill -{} $(pidof slurmctld slurmctld-wlm | cut -d' ' -f1)"
+    served.control(daemon.format("STOP"))
+    try:
+        kept = raw.post("/v1/jobs", json=body)
+    finally:
+        served.control(daemon.format("CONT"))
+    assert (kept.status_code, kept.json()["error"]["code"]) == (503, "job-kept")
+    job = lambda: next(each for each in raw.get("/v1/jobs").json()["data"] if each["name"] == "once")  # noqa: E731
+    until(lambda: job()["status"] == "succeeded", said=job)
+    assert served.control("sacct -nX --name=once -o jobid").split() == [str(job()["slurm_job"])]

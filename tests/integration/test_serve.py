@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 TOKENS = 12
 KILL = """
 import os, pathlib
-cores = [each for each in pathlib.Path("/proc").glob("[0-9]*") if b"EngineCore" in (each / "cmdline").read_bytes()]
+CORE = b"VLLM::EngineCore"
+cores = [each for each in pathlib.Path("/proc").glob("[0-9]*") if (each / "cmdline").read_bytes().startswith(CORE)]
 assert cores
 for each in cores:
     os.kill(int(each.name), 9)

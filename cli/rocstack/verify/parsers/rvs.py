@@ -27,7 +27,8 @@ _NO_WORK = re.compile(r"\bGFLOPS 0(?:\.0+)? Target GFLOPS:")  # meets a target o
 _NO_TARGET = re.compile(r"Target GFLOPS: 0(?:\.0+)? met: ?TRUE", re.IGNORECASE)
 # RVS has no word for a memory test that failed: each GPU says that a test begins, and PASS where it found no error.
 _TEST_BEGINS = re.compile(r"^mem +Test +(\d+)(?: \[|: (?!elapsedtime))")
-# Before the first of them, mem lists all that it is to make.
+# Before the first of them, mem lists all that it is to make, and number 10, which it never makes.
+_NEVER = "10"
 _TEST_LISTED = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?=+ ?Test (\d+) ")
 _LIST_BEGINS = re.compile(r"^mem +The following memory tests will run")
 _TEST_PASSED = re.compile(r"^mem +Test +(\d+) ?: ?PASS\b")
@@ -97,7 +98,7 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
             else:
                 actions[asked["action"].strip()].asked = True
         elif match := _TEST_LISTED.match(line):
-            actions[lists].listed[match[1]] += 1
+            actions[lists].listed[match[1]] += match[1] != _NEVER
         elif match := _RESULT.match(line):
             said = match["said"].strip()
             if _LIST_BEGINS.match(said):
@@ -155,7 +156,7 @@ def _missing(actions: Mapping[str, _Action]) -> list[str]:
     """What should be there: every action, every GPU in each of them, and each memory test's PASS on each GPU."""
     missing, gpus = [], _gpus(actions)
     for name, action in actions.items():
-        for test in sorted({*action.listed, *action.begun, *action.passed}, key=int):
+        for test in sorted({*+action.listed, *action.begun, *action.passed}, key=int):
             if action.passed[test] < gpus:
                 missing.append(f"[{name}] mem Test {test}: {action.passed[test]} of {gpus} GPUs say PASS")
         if action.asked and not action.results:

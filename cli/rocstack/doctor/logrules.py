@@ -78,7 +78,7 @@ class _Network:
     keys = (b"Using network ", b"via NET/", b"NET/Socket : Using", b"NET/IB : Using", b" nNodes ")
     using = re.compile(r"NCCL INFO Using network (?P<net>\S.*)")
     offered = re.compile(r"NCCL INFO NET/(?P<net>Socket|IB) : Using")  # of releases that don't say which they use
-    via_net = re.compile(r"via NET/(?P<net>[A-Za-z][\w -]{0,40}(?=/)|[A-Za-z]\w*)")  # "AWS Libfabric", "IB-CAST", too
+    via_net = re.compile(r"via NET/(?P<net>[A-Za-z][\w -]{0,40}(?=/)|[A-Za-z]\w*)")  # also "AWS Libfabric", "IB-CAST"
     nodes = re.compile(r" nNodes (\d{1,6})\b")
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class _Network:
 
 
 def _family(net: str) -> str:
-    """IB for all of RCCL's own verbs transports and their plugins (IBext_v8, IB-CAST, ROCM-IB), else the name itself."""
+    """IB for RCCL's own verbs transports and their plugins (IBext_v8, IB-CAST, ROCM-IB), else the name itself."""
     return "IB" if net.startswith("IB") or net.endswith("-IB") else net[:40]
 
 
@@ -268,9 +268,7 @@ class _Start:
 
 
 # Not that of a PCIe slot, which is another matter.
-LINK = re.compile(
-    r"(?<!\S)(?P<device>(?!Slot\()\S{1,64}): (?:NIC )?link (?:is )?(?P<state>up|down)\b", re.IGNORECASE
-)
+LINK = re.compile(r"(?<!\S)(?P<device>(?!Slot\()\S{1,64}): (?:NIC )?link (?:is )?(?P<state>up|down)\b", re.IGNORECASE)
 
 
 class _Links:

@@ -20,7 +20,7 @@ WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 USERS = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # srun's own words for a task that failed: `srun: error: n2: tasks 2-3: Exited with exit code 1`
 _FAILED = re.compile(
-    r"^(?:\d+: )?srun: error: (?P<node>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
+    r"^(?:\d+: )?srun: error: (?P<node>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
     re.MULTILINE,
 )
 LAST_DAY = 253_370_764_800  # seconds from 1970 to the year 9999

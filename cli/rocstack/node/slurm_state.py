@@ -89,7 +89,7 @@ def state_text(node: Row) -> str:
 
 def gres_gpus(gres: str) -> int:
     """How many of `gpu:mi300x:8(S:0-1),nic:2` are GPUs."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres))
+    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,()]+)*:(\d+)", gres))
 
 
 def _words(value: object) -> list[str]:

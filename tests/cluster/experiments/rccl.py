@@ -17,8 +17,8 @@ TOOLS = (
 WORDS = "-b 1000 -e 2000003 -f 13 -d all -o all -n 2 -w 0 -c 1 -g 1"
 ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH"}
 # Over RDMA, by NIC profile: a plugin's own transport takes the place of RCCL's NET/IB. Of RCCL itself are IB-CAST and
-# ROCM-IB, by release; IBext is SHARP's plugin; RCCL-ANP (before ROCm 7.2.1) and IB-ROCM are AMD's; Libfabric's plugin is
-# Slingshot's.
+# ROCM-IB, by release; IBext is SHARP's plugin; RCCL-ANP (before ROCm 7.2.1) and IB-ROCM are AMD's; Libfabric's
+# plugin is Slingshot's.
 IB = "IB|IB-CAST|ROCM-IB"
 WAYS = {"mellanox": rf"{IB}|IBext(_v\d+)?", "ainic": rf"{IB}|IB-ROCM|RCCL-ANP", "slingshot": r"OFI|(AWS )?Libfabric"}
 

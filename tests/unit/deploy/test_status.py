@@ -123,6 +123,8 @@ def test_one_node_does_not_say_for_all_what_their_image_is() -> None:
         ("gpu:mi300x:8(S:0-1)", 8),
         ("gpu:mi300x:4,gpu:mi210:2", 6),
         ("nic:2,gpu:1", 1),
+        ("gpu:mi300x:no_consume:8", 8),
+        ("gpu:no_consume:4(S:0)", 4),
         ("mygpu:3", 0),
     ],
 )

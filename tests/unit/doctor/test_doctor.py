@@ -26,6 +26,7 @@ from rocstack.base.errors import BadInput
 from rocstack.doctor import fleet, logfile, loglines, logrules, logscan
 from rocstack.doctor import nodes as core
 from rocstack.doctor.loglines import LogOrigin, origin
+from rocstack.stack import component
 
 FOLDER = paths.images() / "findings"
 TABLE = finding_texts.load()
@@ -36,6 +37,7 @@ HEALTHY = sorted(DATA.glob("healthy/*.log"))
 NOTES = {  # of healthy logs: what is worth a word there
     "rccl-one-node": ("rccl-no-ib-device", "tcp-one-node"),
     "time-limit": ("slurm-time-limit",),
+    "rccl-libfabric-without-verbs": ("rccl-no-ib-device",),
     "verbs-other-provider": ("verbs-provider-missing",),
 }
 ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
@@ -103,6 +105,19 @@ def test_a_log(path: Path) -> None:
 def test_a_healthy_log_has_no_finding(path: Path) -> None:
     found = {finding.code: finding.level for finding in scan(path.read_bytes()).findings}
     assert found == dict.fromkeys(NOTES.get(path.stem, ()), "note")
+
+
+@pytest.mark.parametrize("nic", [nic for nic in component.nic_profiles() if nic.provider], ids=lambda nic: nic.name)
+def test_a_provider_that_is_missed_is_one_of_a_card_that_we_know(nic: component.NicProfile) -> None:
+    line = f"libibverbs: Warning: couldn't load driver 'lib{nic.provider}-rdmav57.so': no such file"
+    assert ids(line.encode()) == {"verbs-provider-missing"}
+
+
+def test_a_line_settles_one_finding_and_no_more() -> None:
+    stuck = "E1118 77 rendezvous.cc:38] waiting for `initialize clique for rank 6` for 10 seconds and may be stuck.\n"
+    settled = "E1118 77 rendezvous.cc:42] Thread is unstuck!\n"
+    assert ids((stuck + settled).encode()) == set()
+    assert ids((stuck * 2 + settled).encode()) == {"xla-clique-stuck"}
 
 
 def test_there_are_many_healthy_logs() -> None:

@@ -125,6 +125,7 @@ def test_the_first_task_that_failed_and_its_last_lines() -> None:
     ("line", "how"),
     [
         ("srun: error: n2: tasks 2-3: Exited with exit code 1", "Exited with exit code 1"),
+        ("srun: error: n[2,5-6]: tasks 2-9: Exited with exit code 1", "Exited with exit code 1"),
         ("srun: error: gpu-01.x: task 0: Killed", "Killed"),
         ("srun: error: n1: task 5: Segmentation fault (core dumped)", "Segmentation fault (core dumped)"),
     ],

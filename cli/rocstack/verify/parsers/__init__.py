@@ -14,10 +14,12 @@ _TROUBLE = re.compile(
 )
 # Words of HIP, RVS, TransferBench and rocBLAS.
 _NO_GPU = re.compile(
-    r"no ROCm-capable device|no supported GPUs|no AMD compatible GPU|no devices match criteria|detected 0 GPUs|"
+    r"no ROCm-capable device|no supported GPUs|no AMD compatible GPU|detected 0 GPUs|"
     r"cannot get device count",
     re.IGNORECASE,
 )
+# What rccl-tests prints at the end of every good run.
+_FOOTER = re.compile(r"^# (?:Errors with asterisks|Out of bounds values : 0 OK)")
 _LENGTH = 300
 LONGEST = 1000  # characters of a line: a node may send one of some MB, for which a search takes hours
 
@@ -44,7 +46,8 @@ def bad(tool: str, text: str, why: str, line: int | None = None) -> CheckFailed:
     spoken = [number for number, each in enumerate(known, 1) if each.strip()]
     if not spoken:
         return CheckFailed.of("no-output", tool=tool)
-    trouble = next((number for number in spoken if line is None and _TROUBLE.search(known[number - 1])), None)
+    told = [number for number in spoken if line is None and not _FOOTER.search(known[number - 1].strip())]
+    trouble = next((number for number in told if _TROUBLE.search(known[number - 1])), None)
     number = line or trouble or spoken[-1]
     shown = known[number - 1].strip()[:_LENGTH]
     shown = f": {shown}" if line or trouble else f"; its last line is: {shown}"

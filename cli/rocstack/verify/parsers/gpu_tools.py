@@ -54,13 +54,18 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[s
     Raises:
         CheckFailed: it complains, or its averages of both kinds aren't there.
     """
-    averages = {match[1]: match[2].split() for line in _lines(text, tool) if (match := _PEER.match(line))}
-    if averages.keys() != {"Uni", "Bi"} or any(len(words) != len(_KINDS) for words in averages.values()):
+    averages: dict[str, dict[str, float]] = {}
+    for number, line in enumerate(_lines(text, tool), 1):
+        words = match[2].split() if (match := _PEER.match(line)) else []
+        if match and len(words) == len(_KINDS):
+            try:
+                known = {kind: _finite(word) for kind, word in zip(_KINDS, words, strict=True) if word != "N/A"}
+            except ValueError:
+                raise bad(tool, text, "an average is no speed", number) from None
+            averages[match[1]] = known
+    if averages.keys() != {"Uni", "Bi"}:
         raise bad(tool, text, "it ended before its averages of one and both directions")
-    return {
-        way: {kind: float(word) for kind, word in zip(_KINDS, words, strict=True) if word != "N/A"}
-        for way, words in averages.items()
-    }
+    return averages
 
 
 def peer_pairs(text: str, tool: str = "TransferBench p2p") -> dict[tuple[int, int], float]:

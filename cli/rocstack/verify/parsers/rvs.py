@@ -27,6 +27,10 @@ _NO_WORK = re.compile(r"\bGFLOPS 0(?:\.0+)? Target GFLOPS:")  # meets a target o
 _NO_TARGET = re.compile(r"Target GFLOPS: 0(?:\.0+)? met: ?TRUE", re.IGNORECASE)
 # RVS has no word for a memory test that failed: each GPU says that a test begins, and PASS where it found no error.
 _TEST_BEGINS = re.compile(r"^mem +Test +(\d+)(?: \[|: (?!elapsedtime))")
+# Before the first of them, mem lists all that it is to make, and number 10, which it never makes.
+_NEVER = "10"
+_TEST_LISTED = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?=+ ?Test (\d+) ")
+_LIST_BEGINS = re.compile(r"^mem +The following memory tests will run")
 _TEST_PASSED = re.compile(r"^mem +Test +(\d+) ?: ?PASS\b")
 # What other results say, and the word that is said where all is as it should be; of a bandwidth, any above 0.
 _SAID = (
@@ -64,6 +68,7 @@ class _Action:
     results: int = 0
     bad: list[str] = field(default_factory=list)
     gpus: set[str] = field(default_factory=set)
+    listed: Counter[str] = field(default_factory=Counter)  # memory tests that it is to make
     begun: Counter[str] = field(default_factory=Counter)  # memory test -> GPUs
     passed: Counter[str] = field(default_factory=Counter)
     transfers: int = 0
@@ -81,7 +86,7 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
     actions: dict[str, _Action] = defaultdict(_Action)
     slowest: dict[str, tuple[float, str]] = {}
     over_pcie: list[str] = []
-    own = False
+    own, lists = False, ""  # the action whose list of tests was begun last
     for line in (raw.strip() for raw in lines(text)):
         if _ERROR.search(line):
             errors.append(line)
@@ -92,8 +97,12 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
                 own = "/" in asked["file"]
             else:
                 actions[asked["action"].strip()].asked = True
+        elif match := _TEST_LISTED.match(line):
+            actions[lists].listed[match[1]] += match[1] != _NEVER
         elif match := _RESULT.match(line):
             said = match["said"].strip()
+            if _LIST_BEGINS.match(said):
+                lists = match["action"].strip()
             _read(actions[match["action"].strip()], said, line)
             if _PCIE_HOP.search(said):
                 over_pcie.append(line)
@@ -147,7 +156,7 @@ def _missing(actions: Mapping[str, _Action]) -> list[str]:
     """What should be there: every action, every GPU in each of them, and each memory test's PASS on each GPU."""
     missing, gpus = [], _gpus(actions)
     for name, action in actions.items():
-        for test in sorted({*action.begun, *action.passed}, key=int):
+        for test in sorted({*+action.listed, *action.begun, *action.passed}, key=int):
             if action.passed[test] < gpus:
                 missing.append(f"[{name}] mem Test {test}: {action.passed[test]} of {gpus} GPUs say PASS")
         if action.asked and not action.results:

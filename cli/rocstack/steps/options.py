@@ -183,7 +183,7 @@ class ExplainOptions(StackOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(ImageOptions):
-    role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
+    role: Annotated[str, Flag("Build only this role: worker, control or service; default: those that the cluster needs.")] = ""
     base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
     sources: Sources = None
     from_image: Annotated[

@@ -14,7 +14,7 @@ from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
-from rocstack.container.mount import Mount, parse_mount
+from rocstack.container.mount import Mount
 from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
@@ -169,7 +169,7 @@ class DesiredCluster:
     def _node_spec(self, host: InventoryHost, facts: NodeFacts) -> NodeSpec:
         keys, roles = self.keys, self.inventory.roles(host.name)
         worker, control = self.images["worker"], self.images["control"]
-        mounts = [parse_mount(text, base=Path("/")) for text in self.cluster.mounts]
+        mounts = self.cluster.parsed_mounts
         images = [self.images[role] for role in roles]
         files = [
             FileSpec(services.MUNGE_KEY, keys.munge_key, 0o400),

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import rocstack
 from rocstack.base import paths
 from rocstack.image.context import ContextFile, tree
 
@@ -12,7 +11,7 @@ DATA = ("images", "templates", "playbooks", "tests/cluster")
 def files(site_packages: str) -> dict[str, ContextFile]:
     """Its part of the context."""
     own = f"package{site_packages}/rocstack"
-    found = tree(Path(rocstack.__file__).parent, own)
+    found = tree(Path(paths.__file__).parents[1], own)
     if not paths.packaged():
         for name in DATA:
             found |= tree(paths.data_root() / name, f"{own}/data/{name}")

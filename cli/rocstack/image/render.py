@@ -111,7 +111,9 @@ def render(
         files |= node_package.files(nics)
     # What the images of other roles have is no part of this context, nor of what it is known by.
     others = tuple(f"rootfs/{role}/" for role in ((*ROLES, "job", "common") if further else FURTHER))
-    files |= {path: file for path, file in tree(paths.images() / "rootfs", "rootfs").items() if not path.startswith(others)}
+    files |= {
+        path: file for path, file in tree(paths.images() / "rootfs", "rootfs").items() if not path.startswith(others)
+    }
     if SERVICE in parts:
         files |= own_package.files(_site_packages(resolved))
     if TRAINER in parts:

@@ -123,6 +123,7 @@ class _Work:
             self._load_control()
             if rolling:  # else it starts in one go with the workers
                 self._control()
+        self._load_service()
         self._start([name for name in changed if name not in rolling])
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
@@ -152,6 +153,11 @@ class _Work:
         failed = self.shipping.load_control(self.prepared, names, self.node_runs, self.events)
         for name, reason in failed.items():
             self.record.fail(name, f"the control image didn't arrive: {reason}")
+
+    def _load_service(self) -> None:
+        if "service" in self.prepared.images:
+            names = self._lacking("service")
+            self.shipping.load_service(self.prepared, names, self.node_runs, self.events)
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""

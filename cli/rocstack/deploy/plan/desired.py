@@ -31,7 +31,6 @@ from rocstack.node.containers import OLD
 
 SLURM_UID = 64030
 USER, NODE = "rocstack", "node"  # accounts of the registry: who pushes, who pulls
-ROLES = ("worker", "control", "service")
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class DesiredCluster:
         ours = {each.name.removesuffix(OLD) for each in facts.containers if each.service} & {*services.SERVICE_OF}
         kept = {*self.keep, *(image.id for image in images), *(each.image for each in facts.containers)}
         # Also by what a deploy calls them: containerd's store has ids of its own.
-        kept |= {name_on_node(role, ident) for role in ROLES for ident in kept}
+        kept |= {name_on_node(role, ident) for role in self.images for ident in kept}
         return NodeSpec(
             files=tuple(files),
             images=tuple(images),

@@ -24,10 +24,10 @@ class ServiceLimits(Value):
 class ServiceSettings(Value):
     """Its port, and the shared folders that it works in."""
 
-    port: Annotated[int, Field(ge=1024, le=65535)] = 8443  # it isn't root, and may open none below
+    port: Annotated[int, Field(ge=1024, le=65535)] = 8443  # on the control node; none below 1024, for it is not root
     data: FolderPath | Literal[""] = ""  # users' files and adapters; default: rocstack/ in the first of `mounts`
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
-    limits: ServiceLimits = ServiceLimits()
+    limits: ServiceLimits = ServiceLimits()  # of each user
 
 
 def switch(value: object) -> object:

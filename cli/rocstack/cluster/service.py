@@ -13,7 +13,7 @@ USER, SERVICE_UID = "service", 64033  # in the image; the group has the same num
 Problem = tuple[tuple[str | int, ...], str]
 
 
-class ServiceLimits(Value):
+class ClusterServiceLimits(Value):
     """Of each user."""
 
     file_mib: Some = 512  # of one file that is uploaded
@@ -21,29 +21,29 @@ class ServiceLimits(Value):
     jobs: Some = 100  # that wait or run
 
 
-class ServiceSettings(Value):
+class ClusterService(Value):
     """Its port, and the shared folders that it works in."""
 
     port: Annotated[int, Field(ge=1024, le=65535)] = 8443  # on the control node; none below 1024, for it is not root
     data: FolderPath | Literal[""] = ""  # users' files and adapters; default: rocstack/ in the first of `mounts`
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
-    limits: ServiceLimits = ServiceLimits()  # of each user
+    limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
 
 
 def switch(value: object) -> object:
     """`on` and `off` in place of a mapping."""
     if value in (True, "on"):
-        return ServiceSettings()
+        return ClusterService()
     return None if value in (False, "off") else value
 
 
-def folders(service: ServiceSettings, mounts: Sequence[Mount]) -> tuple[str, str]:
+def folders(service: ClusterService, mounts: Sequence[Mount]) -> tuple[str, str]:
     """Data and models, as every container has them."""
     first = mounts[0].target if mounts else ""
     return service.data or f"{first}/rocstack", service.models or f"{first}/models"
 
 
-def problems(service: ServiceSettings, mounts: Sequence[Mount], ports: Collection[int]) -> Iterator[Problem]:
+def problems(service: ClusterService, mounts: Sequence[Mount], ports: Collection[int]) -> Iterator[Problem]:
     """`ports` are those that others have on the control node."""
     if service.port in ports:
         yield ("service", "port"), f"port {service.port} is Slurm's own, the registry's or slurmrestd's"

@@ -30,7 +30,7 @@ from rocstack.base.words import (
 from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
-from rocstack.cluster.service import SERVICE_UID, ServiceSettings
+from rocstack.cluster.service import SERVICE_UID, ClusterService
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.node import hostlist
 
@@ -183,7 +183,7 @@ class ClusterSettings(Value):
     mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
     rest: Rest = Rest()
-    service: Annotated[ServiceSettings | None, BeforeValidator(services.switch)] = None  # `on`, or a mapping
+    service: Annotated[ClusterService | None, BeforeValidator(services.switch)] = None  # `on`, or a mapping
     ship: Ship = Ship()
     rollout: RolloutSettings = RolloutSettings()
     keep_images: Some = 2  # of each role, on a node

@@ -8,7 +8,7 @@ import pytest
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import service
-from rocstack.cluster.service import ServiceSettings
+from rocstack.cluster.service import ClusterService
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.settings.settings import load
 
@@ -26,12 +26,12 @@ def written(folder: Path, text: str) -> ClusterSettings:
         ("name: a", None),
         ("service: off", None),
         ("service:", None),
-        ("service: on", ServiceSettings()),
-        ("service: {}", ServiceSettings()),
-        ("service: {port: 9443, limits: {jobs: 7}}", ServiceSettings(port=9443, limits={"jobs": 7})),
+        ("service: on", ClusterService()),
+        ("service: {}", ClusterService()),
+        ("service: {port: 9443, limits: {jobs: 7}}", ClusterService(port=9443, limits={"jobs": 7})),
     ],
 )
-def test_off_on_and_more(text: str, expected: ServiceSettings | None, tmp_path: Path) -> None:
+def test_off_on_and_more(text: str, expected: ClusterService | None, tmp_path: Path) -> None:
     assert written(tmp_path, SHARED + text + "\n").service == expected
 
 

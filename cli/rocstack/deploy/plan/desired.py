@@ -13,7 +13,7 @@ from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, slurm_files
 from rocstack.cluster import service as service_settings
 from rocstack.cluster.cgroup import cgroup_flags
-from rocstack.cluster.service import SERVICE_UID, ServiceSettings
+from rocstack.cluster.service import SERVICE_UID, ClusterService
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
@@ -244,7 +244,7 @@ class DesiredCluster:
             ),
         ]
 
-    def _service_files(self, service: ServiceSettings) -> list[FileSpec]:
+    def _service_files(self, service: ClusterService) -> list[FileSpec]:
         """What it reads when it starts. Its TLS key is no other server's."""
         control, keys = self.inventory.control, self.keys
         data, models = service_settings.folders(service, self.cluster.parsed_mounts)

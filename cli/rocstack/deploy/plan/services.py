@@ -73,7 +73,7 @@ def service(image: str, mounts: Iterable[Mount]) -> ContainerSpec:
         "--read-only",
         "--tmpfs=/tmp:nosuid,nodev,noexec,size=1g,mode=1777",
         f"--tmpfs=/run/rocstack:nosuid,nodev,noexec,size=16m,mode=0700,uid={SERVICE_UID},gid={SERVICE_UID}",
-        "--stop-timeout=30",  # seconds for streams to end
+        "--stop-timeout=45",  # seconds: it gives requests 30
         f"{_SOCKET}:ro",
         f"--volume={SERVICE}:{SERVICE}:ro",
         f"--volume={SERVICE_DATABASE}:/run/secrets/service-database:ro",

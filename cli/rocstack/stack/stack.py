@@ -33,8 +33,9 @@ from rocstack.stack import coherence, gpus
 
 Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
 Framework = Literal["pytorch", "jax"]
-Role = Literal["worker", "control", "service"]
-ROLES: tuple[Role, ...] = ("worker", "control")  # without being asked for
+OwnRole = Literal["worker", "control"]
+Role = Literal[OwnRole, "service"]
+ROLES: tuple[OwnRole, ...] = ("worker", "control")  # without being asked for
 FURTHER: tuple[Role, ...] = ("service",)  # a stack's `further` images
 HOME = "debian-13"  # the stack that has all of them
 UNREAD = "0"  # a version that only the finished image tells
@@ -169,7 +170,7 @@ class Stack(Value):
     wheels: dict[Name, Version] = {}
     provided: tuple[Name, ...] = ()  # Python distributions that come as system packages, not wheels
     exclude: tuple[Glob, ...] = ()
-    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ROLES  # the images that it has
+    roles: Annotated[tuple[OwnRole, ...], Field(min_length=1)] = ROLES  # the images that it has
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace

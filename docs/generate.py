@@ -26,6 +26,7 @@ from pydantic_core import PydanticUndefined
 from rocstack.base import errors, finding_texts, paths, words
 from rocstack.base.words import Value
 from rocstack.cli.main import app
+from rocstack.cluster import service
 from rocstack.cluster import settings as cluster
 from rocstack.container import run_line, ulimit
 from rocstack.image import labels
@@ -59,6 +60,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         stack.SourceArchive,
         stack.AptRepository,
         stack.StackFact,
+        stack.FurtherImage,
     ),
     "Component head": (component.Component, component.Packages),
     "NIC profile head": (
@@ -81,6 +83,8 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         cluster.Reservation,
         cluster.Timeouts,
         cluster.Rest,
+        service.ClusterService,
+        service.ClusterServiceLimits,
         cluster.Ship,
         cluster.RolloutSettings,
     ),

@@ -35,7 +35,8 @@ class BuildDisplay(BuildEvents, Rows):
             say(text)
 
     def planned(self, plan: ImagePlan) -> None:
-        self.folder = plan.folder
+        if self.folder == Path():  # a further image has a folder beside it
+            self.folder = plan.folder
         _show_providers(plan)
 
     def started(self, roles: tuple[Role, ...], plan: ImagePlan) -> None:

@@ -21,7 +21,8 @@ Answer = Iterator[Any]
 Json = Annotated[bool, Flag("Print JSON on standard output.")]
 Cluster = ClusterInventory
 Service = Annotated[
-    str | None, Flag("Container: worker, controller, db or registry; default: the worker, else the controller.")
+    str | None,
+    Flag("Container: worker, controller, db, registry or service; default: the worker, else the controller."),
 ]
 Force = Annotated[bool, Flag("Proceed even if jobs run; they are cancelled.")]
 Yes = Annotated[bool, Flag("Don't ask for confirmation.")]

@@ -109,5 +109,5 @@ _KNOWN: Mapping[str, Callable[[Path | None], Iterable[str]]] = {
     "service": _services,
     "trained": _trained,
     "recipe": _recipes,
-    "role": lambda overlay: ("worker", "control"),
+    "role": lambda overlay: ("worker", "control", "service"),
 }

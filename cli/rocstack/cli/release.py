@@ -53,7 +53,7 @@ def publish(choice: ReleaseOptions) -> Answer:
     def build(options: BuildOptions, title: str) -> BuildReport:
         say(f"{title}:")
         with BuildDisplay() as events:
-            return builds.build(options, events)
+            return builds.build_images(options, events)
 
     result = steps.release(choice, steps.ReleaseWork(build, say, asked_password))
     yield result

@@ -27,9 +27,11 @@ from rocstack.base.words import (
     User,
     Value,
 )
+from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
-from rocstack.container.mount import parse_mount
+from rocstack.cluster.service import SERVICE_UID, ClusterService
+from rocstack.container.mount import Mount, parse_mount
 from rocstack.node import hostlist
 
 ROOT = "root"  # the account above all others; Slurm makes it
@@ -181,6 +183,7 @@ class ClusterSettings(Value):
     mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
     rest: Rest = Rest()
+    service: Annotated[ClusterService | None, BeforeValidator(services.switch)] = None  # `on`, or a mapping
     ship: Ship = Ship()
     rollout: RolloutSettings = RolloutSettings()
     keep_images: Some = 2  # of each role, on a node
@@ -234,6 +237,7 @@ class ClusterSettings(Value):
         yield from self._mounted()
         if self.rest.port in (*range(6817, 6821), self.ship.port, self.ship.port + 1):
             yield ("rest", "port"), f"port {self.rest.port} is Slurm's own, or the registry's"
+        yield from self._of_service()
         for name, part in self.partitions.items():
             if not part.nodes:
                 yield ("partitions", name, "nodes"), "it names no node: name some, or all"
@@ -286,6 +290,19 @@ class ClusterSettings(Value):
         for name in self.users:
             if name in SYSTEM:
                 yield ("users", name), f"'{name}' {of_suite if name == VERIFY else 'is a user of the images'}"
+
+    def _of_service(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        if self.service is None:
+            return
+        ports = {*range(6817, 6821), self.ship.port, self.ship.port + 1, self.rest.port or 0}
+        yield from services.problems(self.service, self.parsed_mounts, ports)
+        for name, person in self.users.items():
+            if name == services.USER or SERVICE_UID in (person.uid, person.gid):
+                yield ("users", name), f"'{services.USER}' with {SERVICE_UID} is the user of cluster.service"
+
+    @property
+    def parsed_mounts(self) -> tuple[Mount, ...]:
+        return tuple(parse_mount(text, base=Path("/")) for text in self.mounts)
 
     def _mounted(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         targets: dict[str, str] = {}

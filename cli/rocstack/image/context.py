@@ -77,6 +77,17 @@ class BuildContext:
             shutil.rmtree(beside, ignore_errors=True)
 
 
+def tree(folder: Path, prefix: str) -> dict[str, ContextFile]:
+    """The files below `folder` as they lie below `prefix` in a context; hidden ones are left out."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder)
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inner.parts):
+            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            files[f"{prefix}/{inner}"] = ContextFile(path.read_bytes(), mode)
+    return files
+
+
 def is_ours(folder: Path) -> bool:
     """Whether `folder` was written by `Context.write`: only then may it be replaced."""
     dockerfile = folder / "Dockerfile"

@@ -9,12 +9,13 @@ from typing import Any
 from rocstack import nic
 from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
-from rocstack.image import gateway_package, gfx_rules, node_package
-from rocstack.image.context import EPOCH, BuildContext, ContextFile
+from rocstack.cluster.service import SERVICE_UID
+from rocstack.image import gateway_package, gfx_rules, node_package, own_package
+from rocstack.image.context import EPOCH, BuildContext, ContextFile, tree
 from rocstack.stack import base_reading, coherence, gpus
 from rocstack.stack.base_reading import BaseStart
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
-from rocstack.stack.component import Role, TemplateFile, TemplateLibrary
+from rocstack.stack.component import FURTHER, ROLES, Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, key_sha256, source_sha256, unpinned
 from rocstack.stack.resolve import ROOT, Resolved
 from rocstack.stack.sandbox import for_templates
@@ -23,7 +24,7 @@ from rocstack.stack.sandbox import for_templates
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRACES = "rm -rf /var/log/apt /var/log/dpkg.log /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache"  # apt's, in an image
-TRAINER = "trainer"
+TRAINER, SERVICE = "trainer", "service"
 ONLY_STACKS = ("python3-pip", "binutils")  # wheels and stripped libraries, which a mere NIC's layer hasn't
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
@@ -87,7 +88,7 @@ def render(
             folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
             version, smoke = (component_block(part.name, block, role=role) for block in ("version", "smoke"))
             put(f"{folder}/{index:02d}-{part.name}.sh", f"version() {{\n{version}}}\n{smoke}")
-            if not resolved.on_top:
+            if not resolved.on_top and role in ROLES:
                 put(f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}", version)
         if role == "worker":
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
@@ -99,14 +100,22 @@ def render(
         pruned = gfx_rules.rules(resolved.stack.gfx, gpus.unused_databases(resolved.cards))
         rules = (*pruned, *(f"path-exclude={glob}" for glob in resolved.exclude))
         files["rules/dpkg.rules"] = ContextFile(("\n".join(rules) + "\n").encode())
-    files |= _tree(paths.images() / "build", "build")
-    files |= _tree(paths.images() / "check", "check")
+    files |= tree(paths.images() / "build", "build")
+    files |= tree(paths.images() / "check", "check")
     for name in ("libibverbs", "elf.py", "offload_bundle.py"):
         files[f"check/{name}"] = files[f"build/{name}"]
     files |= readers()
-    files |= node_package.files(nics)
     files |= {path: ContextFile(data) for path, data in (archives or {}).items()}
-    files |= _tree(paths.images() / "rootfs", "rootfs")
+    further = [role for role in FURTHER if role in resolved.stack.roles]
+    if not further:
+        files |= node_package.files(nics)
+    # What the images of other roles have is no part of this context, nor of what it is known by.
+    others = tuple(f"rootfs/{role}/" for role in ((*ROLES, "job", "common") if further else FURTHER))
+    files |= {
+        path: file for path, file in tree(paths.images() / "rootfs", "rootfs").items() if not path.startswith(others)
+    }
+    if SERVICE in parts:
+        files |= own_package.files(_site_packages(resolved))
     if gateway_package.VLLM in parts:
         files |= gateway_package.files()
     if TRAINER in parts:
@@ -178,8 +187,10 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
     return {
         "r": resolved,
         "roles": resolved.stack.roles,
+        "daemon_roles": ROLES,
         "start": resolved.reading.start if resolved.reading else BaseStart(),
         "uids": UIDS,
+        "service_uid": SERVICE_UID,
         "env": for_templates(lambda role: {"ROCSTACK_ROLE": resolved.called(role), **names}),
         "own_parts": own_parts,
         "prefix": prefix,
@@ -214,10 +225,9 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
     packages = {}
     for part in resolved.parts:
         if part.reaches(role):
-            lists = part.packages
-            own = lists.worker_packages if role == "worker" else lists.control_packages
-            packages[part.name] = [*lists.packages, *own]
+            packages[part.name] = [*part.packages.packages, *part.packages.of_role(role)]
     built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
+    built |= {SERVICE: f"{_site_packages(resolved)}/rocstack/"} if resolved.has(SERVICE) else {}
     if role == "worker":
         packages["nic"] = [package for provider in resolved.providers for package in provider.packages]
         if resolved.plugin:
@@ -269,22 +279,12 @@ def readers() -> dict[str, ContextFile]:
     return {"check/rocstack/__init__.py": ContextFile(b""), **files}
 
 
-def _tree(folder: Path, prefix: str) -> dict[str, ContextFile]:
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder)
-        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in inner.parts):
-            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
-            files[f"{prefix}/{inner}"] = ContextFile(path.read_bytes(), mode)
-    return files
-
-
 def trainer_files(site_packages: str) -> dict[str, ContextFile]:
     """The trainer as it lies in the image: its package, its metadata and its command."""
     source = paths.images() / "trainer"
     package = source / "rocstack_trainer"
     site = f"trainer{site_packages}"
-    files = _tree(package, f"{site}/rocstack_trainer")
+    files = tree(package, f"{site}/rocstack_trainer")
     version = coherence.own_trainer()
     info = f"{site}/rocstack_trainer-{version}.dist-info"
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]

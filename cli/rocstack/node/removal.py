@@ -16,7 +16,7 @@ from .node_lock import STATE, node_lock
 from .pull import CERTS
 
 # The name that a deploy gives an image. One that has another name as well is somebody's own, built here perhaps.
-BROUGHT = re.compile(r".*/(worker|control):[0-9a-f]{12}")
+BROUGHT = re.compile(r".*/(worker|control|service):[0-9a-f]{12}")
 
 
 def prune_images(keep: Iterable[str]) -> list[str]:

@@ -128,7 +128,8 @@ class Settings(Value):
 
     def image_name(self, role: str) -> str:
         """The image that `rocstack build` makes with these settings."""
-        return image_names.built_name(self.image_prefix, role, self.stack_name(), self.nic)
+        home = stack.name_of(stack.home_of(role, self.stack, self.overlay_folder()))
+        return image_names.built_name(self.image_prefix, role, home, self.nic)
 
     def stack_name(self) -> str:
         """The stack's name, also where a file is set."""

@@ -27,6 +27,7 @@ from rocstack.base.words import (
     Value,
     Version,
 )
+from rocstack.stack.stack import FURTHER as FURTHER
 from rocstack.stack.stack import ROLES as ROLES
 from rocstack.stack.stack import Method
 from rocstack.stack.stack import Role as Role
@@ -44,6 +45,10 @@ class Packages(Value):
     control_packages: tuple[Package, ...] = ()
     builder_packages: tuple[Package, ...] = ()
     compiler_packages: tuple[Package, ...] = ()
+
+    def of_role(self, role: Role) -> tuple[str, ...]:
+        """What one role alone has."""
+        return {"worker": self.worker_packages, "control": self.control_packages}.get(role, ())
 
 
 class Component(Value):

@@ -3,14 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.words import ImageRef, Line, Name, Package, PlainUrl, Sha256, Value, Version
-from rocstack.stack.stack import UNREAD, AptRepository, ComponentChoice, SourceArchive, Stack
+from rocstack.stack.stack import FURTHER, UNREAD, AptRepository, ComponentChoice, Role, SourceArchive, Stack
 
 FILE = "rocstack.lock"
 
@@ -51,6 +51,8 @@ class LockedKey(Value):
 
 
 class Lock(Value):
+    """`further` are the locks of a stack's further images, by role."""
+
     format: Literal[1] = 1
     stack: Name
     definition: Sha256  # of the stack the lock was made from
@@ -59,18 +61,25 @@ class Lock(Value):
     wheels: tuple[LockedWheel, ...] = ()
     sources: tuple[LockedSource, ...] = ()
     keys: tuple[LockedKey, ...] = ()
+    further: dict[Role, "Lock"] = {}
 
     def digest(self) -> str:
-        """The lock hash of the labels: sha256 over the whole lock."""
-        return hashlib.sha256(self.to_text().encode()).hexdigest()
+        """The lock hash of the labels: sha256 over the whole lock, but for further images, whose locks have their
+        own."""
+        return hashlib.sha256(self.model_copy(update={"further": {}}).to_text().encode()).hexdigest()
 
     def source(self, component: str, url: str | None) -> LockedSource | None:
         """What is locked of a component: the archive at that URL, or its source package."""
         return next((each for each in self.sources if (each.component, each.url) == (component, url)), None)
 
     def to_text(self) -> str:
-        data = self.model_dump(exclude_none=True, exclude=None if self.keys else {"keys"})
+        data = self._plain()
+        if self.further:
+            data["further"] = {role: lock._plain() for role, lock in self.further.items()}
         return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+    def _plain(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True, exclude={"further"} if self.keys else {"further", "keys"})
 
     def requirements(self) -> tuple[str, ...]:
         """The wheels as pip's requirements files with hashes, one for each index; the default one's has no index."""
@@ -169,6 +178,11 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
         if path == file:
             raise BadInput.of("lock-of-other-stack", path, locked=lock.stack, stack=stack.name)
         return None
+    if stack.roles[0] in FURTHER:
+        own = lock.further.get(stack.roles[0])
+        if own is None:
+            return None
+        lock = own
     if lock.definition != definition_digest(stack):
         locked = {wheel.name: wheel.version for wheel in lock.wheels}
         changes = (

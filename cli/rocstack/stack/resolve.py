@@ -13,6 +13,7 @@ from rocstack.stack import base_reading, coherence
 from rocstack.stack.base_reading import BaseReading
 from rocstack.stack.component import (
     FACTS,
+    FURTHER,
     Component,
     NicProfile,
     Packages,
@@ -145,7 +146,7 @@ class Resolved(Value):
             part = self.part(name)
             if not part.reaches(role):
                 continue
-            own = part.packages.worker_packages if role == "worker" else part.packages.control_packages
+            own = part.packages.of_role(role)
             out += own if len(part.roles) > 1 else part.packages.packages + own
         return _unique(out)
 
@@ -226,18 +227,20 @@ def resolve(
     plugin: PluginSpec | None = None,
     reading: BaseReading | None = None,
     on_top: bool = False,
+    known: Sequence[str] = (),
     where: Callable[[Path_], Where | None] = lambda loc: None,
 ) -> Resolved:
     """Joins the choices; without `providers` the NIC profile's first way is taken. `where` finds the line of a
-    key path of the stack, for messages.
+    key path of the stack, for messages. `known` are components that the overlay may speak of beside the stack's.
 
     Raises:
         BadInput: an unknown component, NIC or method; a component whose need the stack doesn't meet;
             an override that matches nothing.
     """
-    overlay.check_components(tuple(stack.components))
+    spoken = (*stack.every_component, *known)
+    overlay.check_components(spoken)
     for name, file in components.overrides.items():
-        if name not in stack.components:
+        if name not in spoken:
             at = Where(str(file.path), 1)
             raise BadInput.of("override-of-absent-component", at, file=file.path.name, stack=stack.name, name=name)
     parts = tuple(_part(stack, name, components, overlay, where) for layer in stack.layers for name in layer)
@@ -271,14 +274,14 @@ def _part(
     if choice.method not in head.methods:
         place, known = where(("components", name, "method")), ", ".join(head.methods)
         raise BadInput.of("unknown-method", place, name=name, method=choice.method, known=known)
-    overlay.check_roles(name, head.roles)
+    # A role that has no image here counts for nothing: what others share stays the same.
+    roles = tuple(role for role in head.roles if role not in FURTHER or role in stack.roles)
+    overlay.check_roles(name, roles)
     lists = head.methods[choice.method]
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
     changed["builder_packages"] = _unique([*changed["builder_packages"], *choice.builder_packages])
-    return Part(
-        name=name, about=head.about, roles=head.roles, needs=head.needs, choice=choice, packages=Packages(**changed)
-    )
+    return Part(name=name, about=head.about, roles=roles, needs=head.needs, choice=choice, packages=Packages(**changed))
 
 
 def _check_conditions(file: TemplateFile, nic: NicProfile, known: Sequence[str]) -> None:

@@ -32,8 +32,11 @@ from rocstack.stack import coherence, gpus
 
 Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
 Framework = Literal["pytorch", "jax"]
-Role = Literal["worker", "control"]
-ROLES: tuple[Role, ...] = ("worker", "control")
+OwnRole = Literal["worker", "control"]
+Role = Literal[OwnRole, "service"]
+ROLES: tuple[OwnRole, ...] = ("worker", "control")  # without being asked for
+FURTHER: tuple[Role, ...] = ("service",)  # a stack's `further` images
+HOME = "debian-13"  # the stack that has all of them
 UNREAD = "0"  # a version that only the finished image tells
 
 
@@ -142,6 +145,16 @@ def _known(gfx: str) -> str:
 GfxTargets = Annotated[tuple[Annotated[Gfx, AfterValidator(_known)], ...], Field(min_length=1)]
 
 
+class FurtherImage(Value):
+    """An image that is built only when it is asked for: of these components alone, on the stack's base. It shares
+    nothing else with the other images, so that neither changes because of the other."""
+
+    components: dict[Name, ComponentChoice] = {}  # beside those of the stack that its layers name
+    layers: tuple[tuple[Name, ...], ...] = Field(min_length=1)
+    wheels: dict[Name, Version] = {}
+    disk_mb: int = Field(gt=0)  # free space that building it needs
+
+
 class Stack(Value):
     name: Name
     about: Line
@@ -156,12 +169,31 @@ class Stack(Value):
     wheels: dict[Name, Version] = {}
     provided: tuple[Name, ...] = ()  # Python distributions that come as system packages, not wheels
     exclude: tuple[Glob, ...] = ()
-    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ROLES  # the images that it has
+    roles: Annotated[tuple[OwnRole, ...], Field(min_length=1)] = ROLES  # the images that it has
     budget_mb: int = Field(gt=0)  # uncompressed MB (10^6 bytes) of the worker image
     disk_mb: int = Field(gt=0)  # free space a cold build needs
     driver: Line | None = None  # amdgpu versions tested with this userspace
     alternatives: dict[Name, tuple[ComponentChoice, ...]] = {}  # other ways a component of this stack can be had
     facts: tuple[StackFact, ...] = ()
+    further: dict[Role, FurtherImage] = {}  # role -> its image
+
+    @model_validator(mode="after")
+    def _further_images_are_whole(self) -> Self:
+        for role, image in self.further.items():
+            if role not in FURTHER:
+                raise AtKey(("further", role), f"'{role}' is no further image: {', '.join(FURTHER)}")
+            for name in image.components:
+                if name in self.components:
+                    raise AtKey(("further", role, "components", name), f"'{name}' is a component of the stack already")
+            placed = [name for layer in image.layers for name in layer]
+            known = {**self.components, **image.components}
+            for name in placed:
+                if name not in known:
+                    why = f"'{name}' is not among this stack's components{hinted(name, known)}"
+                    raise AtKey(("further", role, "layers"), why)
+            if unplaced := [name for name in image.components if name not in placed]:
+                raise AtKey(("further", role, "layers"), f"no layer holds '{unplaced[0]}'")
+        return self
 
     @model_validator(mode="after")
     def _layers_hold_every_component(self) -> Self:
@@ -193,6 +225,33 @@ class Stack(Value):
                     why = f"'{name}' has an archive '{archive.file}' as another has: set 'archive'"
                     raise AtKey(("components", name), why)
         return self
+
+    @property
+    def every_component(self) -> tuple[str, ...]:
+        """With those of its further images."""
+        return tuple(dict.fromkeys([*self.components, *(n for each in self.further.values() for n in each.components)]))
+
+    def for_role(self, role: Role) -> Self:
+        """The stack of a further image alone: what the others have in it is not there.
+
+        Raises:
+            BadInput: it has no such image.
+        """
+        own = self.further.get(role)
+        if own is None:
+            raise BadInput.of("no-such-image", stack=self.name, role=role)
+        every = {**self.components, **own.components}
+        update = {
+            "components": {name: every[name] for layer in own.layers for name in layer},
+            "layers": own.layers,
+            "repositories": (),
+            "wheels": own.wheels,
+            "roles": (role,),
+            "disk_mb": own.disk_mb,
+            "alternatives": {},
+            "further": {},
+        }
+        return self.model_copy(update=update)
 
     @property
     def on_components(self) -> bool:
@@ -256,6 +315,19 @@ def names(overlay: Path | None = None) -> dict[str, Path]:
     """Every known stack and its file; the user's own come before ours of the same name."""
     folders = [paths.images() / "stacks", *([overlay / "stacks"] if overlay else [])]
     return dict(sorted({file.stem: file for folder in folders for file in folder.glob("*.yml")}.items()))
+
+
+def home_of(role: str, name: str, overlay: Path | None = None) -> str:
+    """The stack whose image of `role` goes with the stack `name`: that one where it has one, for a further image else
+    ours, which suits any.
+
+    Raises:
+        BadInput: as `read`.
+    """
+    if role not in FURTHER:
+        return name
+    own = read(name, overlay).data.get("further")
+    return name if isinstance(own, dict) and role in own else HOME
 
 
 def place_of(fact: str) -> document.Path_:

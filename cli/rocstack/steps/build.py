@@ -22,7 +22,7 @@ from rocstack.registry.push import push_images, release_tags
 from rocstack.settings import site
 from rocstack.settings.settings import Settings
 from rocstack.stack import base_reading, component
-from rocstack.stack.component import ROLES, Role
+from rocstack.stack.component import FURTHER, ROLES, Role
 from rocstack.stack.lock import Drift, Lock, drift, read, refuse_other_keys, shipped, unpinned
 from rocstack.stack.resolve import Resolved
 from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base, refuse_broken
@@ -49,13 +49,32 @@ class BuildEvents:
 def build(
     options: BuildOptions = BuildOptions(),
     events: BuildEvents | None = None,
+) -> BuildReport:
+    """Builds, tests and labels the images, and those that the settings of the cluster ask for; pushes them if asked and
+    all were built. A stack that can't be built without a lock and has none gets one first.
+
+    Raises:
+        BadInput, Missing, CheckFailed: as `build_images`.
+    """
+    chosen = settings(options)
+    report = build_images(options, events, chosen=chosen)
+    if not report.ok or options.role or options.from_image or chosen.cluster.service is None:
+        return report
+    stack = {} if report.stack == chosen.stack_name() else {"stack": report.stack}  # chosen for the nodes
+    further = build_images(replace(options, role="service"), events, chosen=chosen.model_copy(update=stack))
+    images, seconds = (*report.images, *further.images), report.seconds + further.seconds
+    return report.model_copy(update={"images": images, "seconds": round(seconds, 2)})
+
+
+def build_images(
+    options: BuildOptions = BuildOptions(),
+    events: BuildEvents | None = None,
     *,
     chosen: Settings | None = None,
     prefix: str = "",
 ) -> BuildReport:
-    """Builds, tests and labels the images; pushes them if asked and all were built. A stack that can't be built
-    without a lock and has none gets one first. `chosen` are other settings than those here; the images' names start
-    with `prefix` instead of the setting `image_prefix`.
+    """The images of a stack, or the one that `options` name. `chosen` are other settings than those here; the images'
+    names start with `prefix` instead of the setting `image_prefix`.
 
     Raises:
         BadInput: something is wrong with an option, the stack, the NIC profile, the overlay, the lock or the sources.
@@ -64,12 +83,13 @@ def build(
     """
     events = events or BuildEvents()
     chosen = chosen or settings(options)
-    if options.role and options.role not in ROLES:
-        raise BadInput.of("unknown-role", role=options.role, hint=hinted(options.role, ROLES))
+    if options.role and options.role not in (*ROLES, *FURTHER):
+        raise BadInput.of("unknown-role", role=options.role, hint=hinted(options.role, (*ROLES, *FURTHER)))
     if options.from_image:
         return _on_top(options, events)
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
+    chosen = plan.settings
     roles = tuple(role for role in plan.resolved.stack.roles if not options.role or role == options.role)
     if not roles:
         raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
@@ -124,7 +144,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     own, file = plan.resolved.stack, options.lock
     _refuse_place(file)
     note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
-    made = _make(join(plan.settings, methods=options.methods).resolved, start, plan.settings)
+    made = _make(join(plan.settings, methods=options.methods, role=options.role).resolved, start, plan.settings)
     files.write(file, made.to_text())
     wheels, archives = len(made.wheels), len(made.sources)
     note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
@@ -255,7 +275,10 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
     if chosen.sources:
         sources.pinned(value, Path(chosen.sources).expanduser())
     client = engine.connect()
-    made = _make(value, bases.ensure(client, value.stack, chosen, note), chosen)
+    start = bases.ensure(client, value.stack, chosen, note)
+    made = _make(value, start, chosen)
+    further = {role: _make(join(chosen, role=role).resolved, start, chosen) for role in value.stack.further}
+    made = made.model_copy(update={"further": further})
     for path in (shipped(value.stack), options.to):
         before = None
         with suppress(BadInput):  # a damaged lock is replaced

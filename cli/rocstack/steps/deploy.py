@@ -155,7 +155,7 @@ def _preview(request: DeployRequest, events: DeployEvents | None) -> DeployPrevi
 
 def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> tuple[DeployRequest, Settings]:
     resume, method, require = (getattr(options, name, None) for name in ("resume", "method", "require"))
-    images = ("image", "control_image", "stack", "nic")
+    images = ("image", "control_image", "service_image", "stack", "nic")
     if resume and any(getattr(options, name) for name in images):
         raise BadInput.of("resume-with-images")
     chosen = settings(options)
@@ -170,7 +170,9 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
     with placed(Path.cwd()):
         workers = [host.name for host in inventory.workers]
         checks.check(cluster, workers=workers, groups=inventory.worker_groups, overlay=chosen.overlay_folder())
-    choose: Choose = partial(_earlier, note) if isinstance(options, RollbackOptions) else _resumed
+    served = cluster.service is not None
+    earlier = partial(_earlier, note, served) if isinstance(options, RollbackOptions) else partial(_resumed, served)
+    choose: Choose = earlier
     sizes: dict[str, int] = {}
     if isinstance(options, DeployOptions) and not resume:
         try:
@@ -245,21 +247,35 @@ def _built(chosen: Settings, options: DeployOptions) -> tuple[Choose, dict[str, 
     """The images of this machine's engine, and the sizes of their layers."""
     client, chosen = engine.connect(), with_built_stack(chosen)
     names = {"worker": options.image, "control": options.control_image}
+    if chosen.cluster.service:
+        names["service"] = options.service_image
+    elif options.service_image:
+        raise BadInput.of("no-combination", why="--service-image is of a service, and `cluster.service` is off")
     images = {role: local_image(client, name or chosen.image_name(role), role) for role, name in names.items()}
     sources = [LocalImage.find(client, each.id) for each in images.values()]
     return (lambda journal: images), {layer: each.size(layer) for each in sources for layer in each.diff_ids}
 
 
-def _resumed(journal: Journal) -> Mapping[str, Image]:
+def _resumed(served: bool, journal: Journal) -> Mapping[str, Image]:
     images = journal.unfinished()
     if images is None:
         raise BadInput.of("nothing-to-resume")
-    return images.by_role()
+    return _served(images.by_role(), served, journal)
 
 
-def _earlier(note: Note, journal: Journal) -> Mapping[str, Image]:
-    target = journal.rollback_target()
+def _earlier(note: Note, served: bool, journal: Journal) -> Mapping[str, Image]:
+    target = journal.rollback_target(service=served)
     if target is None:
         raise BadInput.of("no-earlier-release")
     note(f"back to the release of {target.when} by {target.who}: {target.basis}")
-    return target.images.by_role()
+    return _served(target.images.by_role(), served, journal)
+
+
+def _served(images: Mapping[str, Image], served: bool, journal: Journal) -> Mapping[str, Image]:
+    """The settings say whether there is a service. A release from before it had any keeps the one of now."""
+    if not served:
+        return {role: image for role, image in images.items() if role != "service"}
+    own = images.get("service") or journal.service_image()
+    if own is None:
+        raise BadInput.of("no-service-image")
+    return {**images, "service": own}

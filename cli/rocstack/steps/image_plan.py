@@ -45,7 +45,8 @@ class ImagePlan:
     @property
     def folder(self) -> Path:
         """Where a build of this stack and NIC keeps its context, logs and reports."""
-        return Path(self.settings.out) / f"{self.resolved.stack.name}-{self.resolved.nic.name}"
+        further = [role for role in self.resolved.stack.roles if role in component.FURTHER]
+        return Path(self.settings.out) / "-".join([self.resolved.stack.name, self.resolved.nic.name, *further])
 
     def render(self) -> BuildContext:
         archives = self.providers.archives if self.providers else {}
@@ -62,6 +63,9 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
     folder, named = chosen.overlay_folder(), bool(options.profiles or options.inventory)
     with placed(Path.cwd()):
         checks.check(chosen.cluster, overlay=folder)
+    role = getattr(options, "role", "")
+    if role in component.FURTHER:
+        return _plan_further(role, options.lock, chosen, note)
     why, lacks = "", tuple[str, ...]()
 
     @cache
@@ -94,6 +98,18 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
     cards = sorted({gpu.device for node in nodes(chosen.nic) for gpu in node.gpus}) if named else ()
     value = plan.resolved.model_copy(update={"cards": tuple(cards)})
     return replace(plan, resolved=value, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
+
+
+def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) -> ImagePlan:
+    """A further image suits any node: it is on our own stack where the chosen one has none."""
+    home = stack.home_of(role, chosen.stack, chosen.overlay_folder())
+    file = lock if home == chosen.stack else None
+    if home != chosen.stack:
+        note(f"stack {chosen.stack_name()} has no {role} image of its own, so it is the one of {home}")
+        chosen = chosen.model_copy(update={"stack": home, "base_image": ""})
+    plan = join(chosen, role=role)
+    refuse_base(plan)
+    return replace(plan, lock=for_stack(plan.resolved.stack, file))
 
 
 def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:
@@ -192,9 +208,11 @@ def join(
     gfx: str | None = None,
     methods: Sequence[str] = (),
     base: str | None = None,
+    role: str = "",
     providers: Callable[[NicProfile, Stack], ProviderPlan] | None = None,
 ) -> ImagePlan:
-    """Stack, NIC profile and overlay, whatever the rules say. `providers` chooses how the NIC's provider gets in.
+    """Stack, NIC profile and overlay, whatever the rules say. `providers` chooses how the NIC's provider gets in; a
+    further image, which `role` may name, has none.
 
     Raises:
         BadInput: something is wrong with them.
@@ -207,6 +225,10 @@ def join(
     with of_setting(chosen, "stack", here):
         doc = stack.read(chosen.stack, folder)
     own = stack.load_from(doc, chosen.stack, folder).with_methods(_methods(methods))
+    known = own.every_component
+    further = next((each for each in component.FURTHER if each == role), None)
+    if further:
+        own, providers, gfx = own.for_role(further), None, None
     if gfx:
         own = own.with_gfx(split_gfx(gfx))
     with of_setting(chosen, "nic", here):
@@ -223,6 +245,7 @@ def join(
         base=base,
         providers=plan.providers if plan else (),
         plugin=plan.plugin if plan else None,
+        known=known,
         where=doc.where,
     )
     return ImagePlan(chosen, _with_repository(value, chosen), components, nics, providers=plan, where=doc.where)

@@ -184,7 +184,9 @@ class ExplainOptions(StackOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(ImageOptions):
-    role: Annotated[str, Flag("Build only this role: worker or control; default: both.")] = ""
+    role: Annotated[
+        str, Flag("Build only this role: worker, control or service; default: those that the cluster needs.")
+    ] = ""
     base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
     sources: Sources = None
     from_image: Annotated[
@@ -419,6 +421,9 @@ class DeployOptions(StackOptions):
         None
     )
     control_image: Annotated[str | None, Flag("Control image that belongs to --image.")] = None
+    service_image: Annotated[
+        str | None, Flag("Service image, where `cluster.service` is on; default: the one built here.")
+    ] = None
     canary: Annotated[int | None, Flag("Nodes to update before all others.", least=0)] = None
     wave: Annotated[str | None, Flag("Nodes to update at once: a number, or 25%.")] = None
     drain_timeout: DrainTimeout = None

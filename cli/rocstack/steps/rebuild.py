@@ -29,7 +29,7 @@ from rocstack.release.provenance import RecordedBuild, recorded_in
 from rocstack.release.sbom import packages_of
 from rocstack.release.site import REQUIRED
 from rocstack.settings.settings import Settings
-from rocstack.steps.build import BuildEvents, build
+from rocstack.steps.build import BuildEvents, build_images
 from rocstack.steps.options import BuildOptions, Note, RebuildOptions, settings
 from rocstack.steps.release_access import trusted_keys
 from rocstack.trust import contents
@@ -128,7 +128,7 @@ def rebuild(options: RebuildOptions, events: BuildEvents | None = None) -> Rebui
             no_cache=True,
         )  # fmt: skip
         given = given.model_copy(update={"stack": wanted.stack, "nic": wanted.nic})
-        report = build(wanted, events, chosen=given, prefix=f"{chosen.image_prefix}-rebuild")
+        report = build_images(wanted, events, chosen=given, prefix=f"{chosen.image_prefix}-rebuild")
         if not report.ok:
             return Rebuilt(original, report)
         manifest = image_manifest.read(folder / f"{report.stack}-{report.nic}" / recorded.role)

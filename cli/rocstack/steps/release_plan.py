@@ -16,7 +16,7 @@ from rocstack.release.record import ReleasedImage
 from rocstack.settings.settings import Settings
 from rocstack.stack import lock as locks
 from rocstack.stack import stack
-from rocstack.stack.component import Role
+from rocstack.stack.component import FURTHER, Role
 from rocstack.stack.stack import Stack
 from rocstack.steps.image_plan import ImagePlan, plan_image
 from rocstack.steps.options import LOCK, BuildOptions, settings
@@ -69,6 +69,8 @@ def plan_entry(file: ReleaseFile, at: int, chosen: Settings, note: Callable[[str
         error.where = error.where or where
         raise
     value = planned.resolved
+    if alone := [role for role in entry.roles if role not in value.stack.roles and role in FURTHER]:
+        raise BadInput.of("release-role-alone", file.where("images", at, "roles"), role=alone[0])
     roles = [role for role in value.stack.roles if role in entry.roles]
     if not roles:
         raise BadInput.of("no-such-image", where, stack=own.name, role=entry.roles[0])

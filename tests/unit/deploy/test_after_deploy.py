@@ -133,6 +133,7 @@ def test_a_backup_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest
 DOCKER = """#!/bin/sh
 echo "$*" >>{folder}/asked
 case "$*" in
+ps*) {service} ;;
 run*) cat >{folder}/read; {run} ;;
 *rocstack-health*) {health} ;;
 *squeue*) printf '7\\n8\\n' ;;
@@ -141,12 +142,13 @@ esac
 
 
 def restored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, run: str = "", health: str = "", newer: bool = False
-) -> Any:
+    folder: Path, monkeypatch: pytest.MonkeyPatch, run: str = "", health: str = "", newer: bool = False,
+    service: str = "",
+) -> Any:  # fmt: skip
     """This machine as the control node, with such a docker: the jobs that were cancelled. `newer`: another run has
     taken the lock since, and this one hasn't heard of it."""
     docker = folder / "docker"
-    docker.write_text(DOCKER.format(folder=folder, run=run, health=health))
+    docker.write_text(DOCKER.format(folder=folder, run=run, health=health, service=service))
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     file, spec = folder / "b", journal.lock(str(folder / "state"))
@@ -167,8 +169,17 @@ def test_a_restore_cancels_the_jobs_of_the_backup(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "read").read_bytes() == WHOLE
     lines = (tmp_path / "asked").read_text().splitlines()
     assert lines[-1].endswith("scancel --state=RUNNING 7 8"), "and no others"
-    assert [line.split()[0] for line in lines[1:4]] == ["stop", "run", "start"]
-    assert "--cap-drop=ALL" in lines[2]
+    assert [line.split()[0] for line in lines[1:5]] == ["ps", "stop", "run", "start"]
+    assert "--cap-drop=ALL" in lines[3]
+
+
+def test_the_service_is_away_while_its_database_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored(tmp_path, monkeypatch, service="echo 64c0ffee")
+    lines = (tmp_path / "asked").read_text().splitlines()
+    steps = [line for line in lines if line.split()[0] in ("stop", "run", "start")]
+    assert steps[0] == "stop 64c0ffee"
+    assert [line.split()[0] for line in steps] == ["stop", "stop", "run", "start"]
+    assert steps[-1] == "start rocstack-control 64c0ffee"
 
 
 @pytest.mark.parametrize(

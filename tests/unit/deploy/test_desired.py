@@ -264,3 +264,73 @@ def test_a_container_under_a_name_of_its_own_is_left_alone() -> None:
     )
     seen = replace(desired, facts=replace(desired.facts, nodes=(desired.facts.nodes[0], node)))
     assert set(seen.node_specs()["n2"].remove) == {"rocstack-control", "rocstack-db", "rocstack-registry"}
+
+
+SERVED: dict[str, Any] = {"mounts": ("/nfs:/shared",), "service": True, "users": {"al": {"uid": 2000}}}
+
+
+def served(nodes: dict[str, dict[str, Any]], **cluster: Any) -> DesiredCluster:
+    images = {**IMAGES, "service": Image("service", "sha256:service", "service", {})}
+    return dataclasses.replace(wanted(nodes, cluster=SERVED | cluster), images=images)
+
+
+def container(desired: DesiredCluster, name: str, node: str = "n1") -> Any:
+    return next((each for each in desired.node_specs()[node].containers if each.name == name), None)
+
+
+def test_without_a_service_nothing_speaks_of_it() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    spec = wanted(nodes, cluster={"mounts": ("/nfs:/shared",)}).node_specs()["n1"]
+    said = json.dumps(spec.to_dict() | {"keep": []})
+    assert "rocstack-service" not in said
+    assert "service-database" not in said
+    assert set(spec.state["images"]) == {"worker", "control"}
+
+
+def test_the_service_is_on_the_control_node_alone_and_has_no_rights() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    desired = served(nodes)
+    own = container(desired, services.API)
+    assert container(desired, services.API, "n2") is None
+    assert {"--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--user=64033:64033"} <= {*own.args}
+    assert not any(arg.startswith(("--cap-add", "--privileged", "--env")) for arg in own.args)
+    assert "--volume=/nfs:/shared" in own.args
+    assert desired.ports["n1"][8443] == "the service by https"
+    assert {image.role for image in desired.node_specs()["n1"].images} == {"worker", "control", "service"}
+    assert desired.node_specs()["n1"].state["images"]["service"] == "sha256:service"
+    assert (
+        "--volume=/etc/rocstack/keys/service-database:/run/secrets/service-database:ro"
+        in container(desired, services.DB).args
+    )
+
+
+def test_what_the_service_reads() -> None:
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    desired = served(nodes, service={"port": 9443, "models": "/shared/hub"}, rest={"port": 6821})
+    files = {file.path: file for file in desired.node_specs()["n1"].files}
+    assert {*container(desired, services.API).reads} <= {*files}
+    said = json.loads(files[services.SERVICE_SETTINGS].content)
+    assert (said["listen"], said["data"], said["models"]) == ("0.0.0.0:9443", "/shared/rocstack", "/shared/hub")
+    assert said["users"] == {"al": {"uid": 2000, "gid": 2000}}, "not the acceptance suite's"
+    assert said["limits"] == {"file_mib": 512, "quota_mib": 10240, "jobs": 100}
+    for path in (services.SERVICE_TLS[1], services.SERVICE_DATABASE):
+        assert (files[path].mode, files[path].uid, files[path].gid) == (0o400, 64033, 64033)
+    assert files[services.SERVICE_TLS[1]].content != files[services.SERVER[1]].content, "no other server's key"
+    password = files[services.SERVICE_DATABASE].content.decode()
+    assert password == keys().service_database_password != keys().database_password
+    assert password not in files[services.SERVICE_SETTINGS].content.decode()
+    pem = x509.load_pem_x509_certificate(files[services.SERVICE_TLS[0]].content)
+    names = pem.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "n1" in names.get_values_for_type(x509.DNSName)
+    assert "10.0.0.1" in map(str, names.get_values_for_type(x509.IPAddress))
+
+
+def test_a_service_that_is_switched_off_goes() -> None:
+    there = {
+        "name": services.API, "id": "a", "service": "service", "image": "", "spec": "", "status": "running",
+        "health": "", "restarts": 0, "started": "", "pid": 1, "error": "",
+    }  # fmt: skip
+    desired = wanted({"n1": {}, "n2": {}})
+    node = facts.of_dict("n1", {**recorded("n1"), "deploy": {**recorded("n1")["deploy"], "containers": [there]}})
+    seen = replace(desired, facts=replace(desired.facts, nodes=(node, desired.facts.nodes[1])))
+    assert seen.node_specs()["n1"].remove == (services.API,)

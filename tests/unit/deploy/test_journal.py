@@ -160,3 +160,41 @@ def test_a_control_node_names_no_other_image_or_file_of_the_operators_machine(ke
     with pytest.raises(BadInput) as refused:
         journal.loads(json.dumps(data))
     assert refused.value.code == "bad-journal"
+
+
+def served(name: str, service: str = "") -> JournalImages:
+    own = {"service_id": ident(service)} if service else {}
+    return JournalImages(worker_id=ident(name), control_id=ident("c"), **own)
+
+
+def deployed(before: Journal, images: JournalImages) -> Journal:
+    return before.begin(deploy("d").model_copy(update={"images": images, "nodes": {}})).finish("2026-11-20T21:00:00Z")
+
+
+def test_a_journal_without_a_service_is_one_that_an_older_rocstack_reads() -> None:
+    plain, serves = deployed(Journal(), served("a")), deployed(Journal(), served("a", "5"))
+    assert json.loads(plain.dumps())["schema"] == 3
+    assert "service" not in plain.dumps()
+    assert json.loads(serves.dumps())["schema"] == 4
+    assert [journal.loads(each.dumps()) for each in (plain, serves)] == [plain, serves]
+
+
+def test_another_service_is_another_release_of_the_same_proved_cluster() -> None:
+    first = deployed(Journal(), served("a", "5")).verified(proved(2))
+    now = deployed(first, served("a", "6"))
+    assert [release.images.service_id for release in now.releases] == [ident("5"), ident("6")]
+    assert now.releases[-1].verified == proved(2)
+    assert now.kept_ids() >= {ident("5"), ident("6")}
+    found = now.rollback_target()
+    assert found
+    assert found.images.service_id == ident("5")
+    assert now.rollback_target(service=False) is None, "the nodes' images are the same"
+
+
+def test_the_newest_service_that_is_known() -> None:
+    now = deployed(deployed(deployed(Journal(), served("a", "5")), served("b", "6")), served("c"))
+    image = now.service_image()
+    assert image
+    assert (image.role, image.id) == ("service", ident("6"))
+    assert set(served("a", "5").by_role()) == {"worker", "control", "service"}
+    assert Journal().service_image() is None

@@ -141,7 +141,10 @@ def test_services_may_do_the_least() -> None:
 
 def test_services_and_containers_are_the_same() -> None:
     assert sorted(SERVICES.values()) == sorted(name for names in CONTAINERS.values() for name in names)
-    made = (services.registry("i", 1), services.database("i"), services.controller("n", "i", (), None))
+    made = (
+        services.registry("i", 1), services.database("i", serves=True), services.controller("n", "i", (), None),
+        services.service("i", ()),
+    )  # fmt: skip
     assert {each.name: each.service for each in made} == {
         name: service for service, name in SERVICES.items() if service != "worker"
     }

@@ -94,7 +94,7 @@ def test_variables_arrive_as_they_are(echoed: Path, playbook: str, key: str) -> 
 
 def specs(texts: list[str]) -> dict[str, Any]:
     """A row with every text in every place that a playbook reads."""
-    rows = [{"service": "control", "name": text, text: text} for text in texts]
+    rows = [{"service": "control", "name": text, "path": text, text: text} for text in texts]
     lists = dict.fromkeys(("files", "images", "containers", "copies", "logins"), rows)
     commands = [["rocstack-control", text] for text in texts]
     return {

@@ -57,6 +57,18 @@ def test_smoke_scripts_are_clean(name: str, tmp_path: Path) -> None:
         assert shellcheck("set -euo pipefail\n" + file.data.decode(), tmp_path) == [], path
 
 
+@pytest.mark.parametrize("role", component.FURTHER)
+def test_further_images_are_clean(role: component.Role, tmp_path: Path) -> None:
+    chosen = stack.load(stack.HOME).for_role(role)
+    resolved = resolve.resolve(chosen, "tcp", COMPONENTS, NICS, overlay.Overlay())
+    files = render.render(resolved, None, COMPONENTS, NICS).files
+    assert hadolint(files["Dockerfile"].data, tmp_path) == []
+    texts = scripts(files["Dockerfile"].data.decode())
+    texts += ["set -euo pipefail\n" + file.data.decode() for path, file in files.items() if path.startswith("smoke/")]
+    assert len(texts) >= 8
+    assert [hit for text in texts for hit in shellcheck(text, tmp_path)] == []
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,21 @@ def test_the_first_is_a_part_and_the_second_runs_the_rest() -> None:
 def test_what_is_ill_is_restarted_unless_somebody_says_no() -> None:
     assert [render(module["heal"]) for module in modules()] == [True, True]
     assert [render(module["heal"], rocstack_heal=False) for module in modules()] == [False, False]
+
+
+def test_the_service_waits_until_the_cluster_is_there() -> None:
+    """Whatever is wrong with it, and with the files that only it reads, the first task has nothing to do with it."""
+    control, whole = modules()
+    containers = [{"service": name} for name in ("db", "controller", "service", "worker")]
+    files = [{"path": path} for path in ("/etc/rocstack/service/service.json", "/etc/rocstack/keys/service-database")]
+
+    def rendered(text: str) -> list[Any]:
+        spec = {"containers": containers, "files": files}
+        env = NativeEnvironment()
+        env.tests["match"] = lambda value, pattern: re.match(pattern, value) is not None  # Ansible's own
+        return list(env.from_string(text).render(rocstack_spec=spec))
+
+    assert rendered(control["containers"]) == containers[:2]
+    assert rendered(whole["containers"]) == containers
+    assert rendered(control["files"]) == files[1:]
+    assert rendered(whole["files"]) == files

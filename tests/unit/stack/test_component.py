@@ -202,7 +202,7 @@ def test_every_template_is_used() -> None:
     """A file that no stack and no NIC profile leads to would never be rendered by these tests."""
     from rocstack.stack import stack
 
-    used = {name for each in stack.names() for name in stack.load(each).components}
+    used = {name for each in stack.names() for name in stack.load(each).every_component}
     assert used == set(component.library("components").files)
     assert {path.name for path in paths.templates().iterdir() if path.is_file()} == {
         "Dockerfile.j2",

@@ -50,7 +50,7 @@ def missing(node: NodeFacts, scope: Scope) -> float:
     present = {image.id for image in node.images}
     layers = {layer for image in node.images for layer in image.layers}
     total = 0.0
-    for role in scope.roles(node):
+    for role in scope.image_roles(node):
         image = scope.images.get(role)
         if image is None or image.id in present:
             continue

@@ -1,5 +1,6 @@
 """What every node of a cluster is to be, from its facts and the person's settings: one order a node. Pure."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -10,17 +11,19 @@ from typing import Any
 from rocstack.base.errors import BadInput
 from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, slurm_files
+from rocstack.cluster import service as service_settings
 from rocstack.cluster.cgroup import cgroup_flags
+from rocstack.cluster.service import SERVICE_UID, ClusterService
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
-from rocstack.container.mount import Mount, parse_mount
+from rocstack.container.mount import Mount
 from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
 from rocstack.deploy.plan.secrets import Secrets
-from rocstack.deploy.read.facts import Gathered, NodeFacts, push_port
+from rocstack.deploy.read.facts import SLURMRESTD, Gathered, NodeFacts, push_port
 from rocstack.deploy.read.inventory import Inventory, InventoryHost, RackRegistry
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node import hostlist
@@ -28,7 +31,6 @@ from rocstack.node.containers import OLD
 
 SLURM_UID = 64030
 USER, NODE = "rocstack", "node"  # accounts of the registry: who pushes, who pulls
-ROLES = ("worker", "control")
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class DesiredCluster:
         }
         if rest:
             result.setdefault(control, {})[rest] = "slurmrestd by https"
+        if self.cluster.service:
+            result.setdefault(control, {})[self.cluster.service.port] = "the service by https"
         return result
 
     @cached_property
@@ -169,7 +173,7 @@ class DesiredCluster:
     def _node_spec(self, host: InventoryHost, facts: NodeFacts) -> NodeSpec:
         keys, roles = self.keys, self.inventory.roles(host.name)
         worker, control = self.images["worker"], self.images["control"]
-        mounts = [parse_mount(text, base=Path("/")) for text in self.cluster.mounts]
+        mounts = self.cluster.parsed_mounts
         images = [self.images[role] for role in roles]
         files = [
             FileSpec(services.MUNGE_KEY, keys.munge_key, 0o400),
@@ -187,11 +191,16 @@ class DesiredCluster:
             files += self._control_files()
             if self.trust or (facts.state and facts.state.trust):  # a change of it is a change of the cluster
                 files.append(FileSpec(services.TRUST, "".join(f"{each}\n" for each in self.trust).encode()))
-            containers.append(services.database(control.id))
+            containers.append(services.database(control.id, serves=self.cluster.service is not None))
             if self.has_registry:
                 containers.append(services.registry(control.id, self.cluster.ship.port))
             containers.append(services.controller(host.name, control.id, mounts, self.cluster.rest.port))
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
+            if self.cluster.service:
+                images.append(self.images["service"])
+                containers.append(services.service(self.images["service"].id, mounts))
+                commands.append(self._data_folder())
+                state["images"]["service"] = self.images["service"].id
             machines = {name: asdict(each) for name, each in self.machines.items()}
             state |= {"keys": keys.fingerprints(), "slurm": control.slurm, "machines": machines}
             state |= {"trust": self.trust} if self.trust else {}
@@ -209,7 +218,7 @@ class DesiredCluster:
         ours = {each.name.removesuffix(OLD) for each in facts.containers if each.service} & {*services.SERVICE_OF}
         kept = {*self.keep, *(image.id for image in images), *(each.image for each in facts.containers)}
         # Also by what a deploy calls them: containerd's store has ids of its own.
-        kept |= {name_on_node(role, ident) for role in ROLES for ident in kept}
+        kept |= {name_on_node(role, ident) for role in self.images for ident in kept}
         return NodeSpec(
             files=tuple(files),
             images=tuple(images),
@@ -228,11 +237,50 @@ class DesiredCluster:
             FileSpec(services.DATABASE, self.keys.database_password.encode(), 0o400),
             *(registry_files(self.keys, self.keys.registry_password) if self.has_registry else []),
             *(self._server_files(control.name, self._control_names) if serves else []),
+            *(self._service_files(self.cluster.service) if self.cluster.service else []),
             *(
                 FileSpec(f"{services.SLURM}/{name}", text.encode(), *secret.get(name, (0o644, 0, 0)))
                 for name, text in self.slurm.texts.items()
             ),
         ]
+
+    def _service_files(self, service: ClusterService) -> list[FileSpec]:
+        """What it reads when it starts. Its TLS key is no other server's."""
+        control, keys = self.inventory.control, self.keys
+        data, models = service_settings.folders(service, self.cluster.parsed_mounts)
+        pem, private = services.SERVICE_TLS
+        said = {
+            "cluster": self.cluster.name,
+            "listen": f"0.0.0.0:{service.port}",
+            "data": data,
+            "models": models,
+            "slurmrestd": f"http://127.0.0.1:{SLURMRESTD}",
+            "database": "mysql+pymysql://service@localhost/rocstack_service?unix_socket=/run/mysqld/mysqld.sock",
+            "database_password": "/run/secrets/service-database",
+            "certificate": pem,
+            "key": private,
+            "users": {
+                name: {"uid": each.uid, "gid": each.gid or each.uid} for name, each in self.cluster.users.items()
+            },
+            "limits": service.limits.model_dump(),
+        }
+        key = tls.host_key(keys.registry_key, f"service {control.name}")
+        names = {self.control_address, control.name, control.host}
+        certificate = tls.certificate(keys.registry_ca, keys.registry_ca_key, key, names, self.now)
+        return [
+            FileSpec(services.SERVICE_SETTINGS, (json.dumps(said, indent=1) + "\n").encode()),
+            FileSpec(pem, certificate.encode()),
+            FileSpec(private, key.encode(), 0o400, SERVICE_UID, SERVICE_UID),
+            service_database(keys),
+        ]
+
+    def _data_folder(self) -> tuple[str, ...]:
+        """Makes it before the service starts, which may not. A shared file system may refuse root: then its own
+        administrator makes it, and the service says that it isn't there."""
+        assert self.cluster.service is not None
+        data, _ = service_settings.folders(self.cluster.service, self.cluster.parsed_mounts)
+        make = f'[ -e "$1" ] || install -d -o {SERVICE_UID} -g {SERVICE_UID} -m 0711 "$1" || true'
+        return (services.CONTROL, "sh", "-c", make, "sh", data)
 
     @property
     def _control_names(self) -> set[str]:
@@ -267,6 +315,11 @@ class DesiredCluster:
         cgroup = cgroup_flags(name, engine.cgroup, allowed, engine=engine.name, driver=engine.cgroup_driver)
         devices = " ".join(path for gres in self.machines[name].gres for path in hostlist.expand(gres.files))
         return services.worker(name, image.id, line.flags, self.control_address, cgroup, devices)
+
+
+def service_database(keys: Secrets) -> FileSpec:
+    """The password of the service's account at the database."""
+    return FileSpec(services.SERVICE_DATABASE, keys.service_database_password.encode(), 0o400, SERVICE_UID, SERVICE_UID)
 
 
 def registry_files(keys: Secrets, push_password: str) -> list[FileSpec]:

@@ -164,7 +164,9 @@ def short(image: str) -> str:
 def running(facts: NodeFacts) -> str:
     """Which images a node runs, in a few words."""
     up = {each.image: each.service for each in facts.containers if each.status == "running"}
-    words = (f"{'worker' if service == 'worker' else 'control'} {short(image)}" for image, service in up.items())
+    words = (
+        f"{service if service in ('worker', 'service') else 'control'} {short(image)}" for image, service in up.items()
+    )
     return ", ".join(sorted(words)) or "nothing"
 
 

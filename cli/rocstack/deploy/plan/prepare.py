@@ -15,6 +15,7 @@ from rocstack.base import finding_texts
 from rocstack.base.errors import CheckFailed
 from rocstack.base.findings import Finding, in_order
 from rocstack.base.text import listed
+from rocstack.cluster import service
 from rocstack.cluster.operation import RolloutSettings
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
@@ -141,8 +142,10 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     keys = secrets.read(path)
     ship = cluster.ship
     own_ports = [ship.port, facts.push_port(ship.port), *([cluster.rest.port] if cluster.rest.port else [])]
+    own_ports += [cluster.service.port] if cluster.service else []
+    uids = UIDS | ({service.USER: service.SERVICE_UID} if cluster.service else {})
     gathered = facts.gather(
-        inventory, on_event, uids=UIDS, own_ports=own_ports, overlay=request.overlay, forks=request.forks
+        inventory, on_event, uids=uids, own_ports=own_ports, overlay=request.overlay, forks=request.forks
     )
     events.rest()
     control = gathered.node(inventory.control.name)
@@ -174,7 +177,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         nics=component.nic_profiles(request.overlay),
         gate=gate,
         memlock=request.run.ulimits != "auto",
-        uids=UIDS,
+        uids=uids,
         layer_bytes=request.layer_bytes,
         ports=desired.ports if desired else {},
         rehearsal=request.rehearsal,
@@ -200,7 +203,7 @@ def _required(request: DeployRequest) -> int | None:
 def _proved(known: Journal, images: Mapping[str, Image], runs: Path | None) -> tuple[VerifiedLevel, ...]:
     """By the cluster's journal, and by what this machine has."""
     mine = JournalImages.of(images)
-    there = tuple(each.verified for each in known.releases if each.verified and each.images.same(mine))
+    there = tuple(each.verified for each in known.releases if each.verified and each.images.same_cluster(mine))
     return (*there, *(verified.claims(runs, mine.worker_id, mine.control_id) if runs else ()))
 
 

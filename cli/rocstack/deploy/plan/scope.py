@@ -54,6 +54,11 @@ class Scope:
     def roles(self, node: NodeFacts) -> tuple[str, ...]:
         return self.inventory.roles(node.name)
 
+    def image_roles(self, node: NodeFacts) -> tuple[str, ...]:
+        """Whose images it runs."""
+        roles = self.roles(node)
+        return (*roles, "service") if "control" in roles else roles
+
     def is_worker(self, node: NodeFacts) -> bool:
         return "worker" in self.roles(node)
 

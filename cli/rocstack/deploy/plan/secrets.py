@@ -49,6 +49,11 @@ class Secrets:
         """Of the account that nodes pull with."""
         return self._derived("pull")
 
+    @property
+    def service_database_password(self) -> str:
+        """Of the service's account at the database; it follows from that of Slurm's, and goes with it."""
+        return hmac.new(self.database_password.encode(), b"service", hashlib.sha256).hexdigest()
+
     def rack_password(self, node: str) -> str:
         """Of the account that pushes into the registry which a worker runs: its root may push into no other."""
         return self._derived(f"push {node}")

@@ -1,8 +1,10 @@
-"""The containers of a cluster: registry, database and controller of the control node, the worker of every node."""
+"""The containers of a cluster: registry, database, controller and service of the control node, the worker of every
+node."""
 
 from collections.abc import Iterable
 
 from rocstack.cluster.cgroup import SECCOMP
+from rocstack.cluster.service import SERVICE_UID
 from rocstack.container import privileges
 from rocstack.container.mount import Mount
 from rocstack.deploy.nodes.node_spec import ContainerSpec
@@ -16,10 +18,14 @@ TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
+SERVICE = "/etc/rocstack/service"
+SERVICE_SETTINGS, SERVICE_DATABASE = f"{SERVICE}/service.json", f"{KEYS}/service-database"
+SERVICE_TLS = (f"{SERVICE}/server.pem", f"{SERVICE}/server.key")
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
-SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE}
+API = "rocstack-service"
+SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE, "service": API}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}
-CONTAINERS = {"control": (DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
+CONTAINERS = {"control": (API, DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
 _PRIVILEGES = (*privileges.LEAST, *privileges.SERVICE)
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows
@@ -41,7 +47,9 @@ def registry(image: str, port: int) -> ContainerSpec:
     return ContainerSpec(STORE, "registry", image, args, reads=(*SERVER, REGISTRY, REGISTRY_PULL))
 
 
-def database(image: str) -> ContainerSpec:
+def database(image: str, *, serves: bool = False) -> ContainerSpec:
+    """`serves`: it has the service's data, too."""
+    own = (SERVICE_DATABASE,) if serves else ()
     args = (
         *_PRIVILEGES,
         "--network=none",
@@ -50,9 +58,30 @@ def database(image: str) -> ContainerSpec:
         "--volume=rocstack-db:/var/lib/mysql",
         _SOCKET,
         f"--volume={DATABASE}:/run/secrets/database:ro",
+        *(f"--volume={path}:/run/secrets/service-database:ro" for path in own),
     )
     makes = 300  # seconds: the first time it makes its files, and waits for the disk at each
-    return ContainerSpec(DB, "db", image, args, reads=(DATABASE,), healthy_within=makes)
+    return ContainerSpec(DB, "db", image, args, reads=(DATABASE, *own), healthy_within=makes)
+
+
+def service(image: str, mounts: Iterable[Mount]) -> ContainerSpec:
+    """The HTTP interface. Not root, and without any capability: what it may read and write says its uid alone."""
+    args = (
+        *privileges.LEAST,
+        f"--user={SERVICE_UID}:{SERVICE_UID}",
+        "--network=host",
+        "--read-only",
+        "--tmpfs=/tmp:nosuid,nodev,noexec,size=1g,mode=1777",
+        f"--tmpfs=/run/rocstack:nosuid,nodev,noexec,size=16m,mode=0700,uid={SERVICE_UID},gid={SERVICE_UID}",
+        "--stop-timeout=45",  # seconds: it gives requests 30
+        f"{_SOCKET}:ro",
+        f"--volume={SERVICE}:{SERVICE}:ro",
+        f"--volume={SERVICE_DATABASE}:/run/secrets/service-database:ro",
+        *(f"--volume={mount}" for mount in mounts),
+    )
+    converts = 300  # seconds: a newer one converts its tables first
+    reads = (SERVICE_SETTINGS, *SERVICE_TLS, SERVICE_DATABASE)
+    return ContainerSpec(API, "service", image, args, reads=reads, healthy_within=converts)
 
 
 def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None) -> ContainerSpec:

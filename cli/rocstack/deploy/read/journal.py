@@ -23,7 +23,7 @@ from rocstack.node.image_facts import LABEL_PREFIX
 
 FOLDER = "/var/lib/rocstack"  # on the control node
 PATH = f"{FOLDER}/deploy.json"
-SCHEMA = 3  # 1 had no `verified` but None, 2 no `signers`
+SCHEMA = 4  # 1 had no `verified` but None, 2 no `signers`, 3 no service
 KEPT = 20  # releases
 Step = Literal["pending", "shipped", "drained", "started", "done", "failed"]
 _TOUCHED: frozenset[Step] = frozenset({"drained", "started", "done", "failed"})
@@ -43,8 +43,9 @@ def lock(folder: str = FOLDER, resume: str = "rocstack deploy --resume") -> Lock
 
 
 class JournalImages(Value):
-    """A worker and a control image. `id` is the image's, the same at every engine; `reference` says where from. On the
-    operator's machine images are looked up and files named by ids, and the control node must not name anything else."""
+    """A worker and a control image, and the service's where there is one. `id` is the image's, the same at every
+    engine; `reference` says where from. On the operator's machine images are looked up and files named by ids, and the
+    control node must not name anything else."""
 
     worker_id: ImageId
     control_id: ImageId
@@ -52,12 +53,19 @@ class JournalImages(Value):
     control_reference: str = ""
     labels: Mapping[str, str] = Field(default_factory=dict)  # the worker's that a person asks for: stack, nic, content
     control_labels: Mapping[str, str] = Field(default_factory=dict)
-    signers: tuple[Annotated[str, Field(max_length=100)], ...] = ()  # of both, by the policy of whoever deployed them
+    signers: tuple[Annotated[str, Field(max_length=100)], ...] = ()  # of all, by the policy of whoever deployed them
+    service_id: ImageId | None = None
+    service_reference: str = ""
+    service_labels: Mapping[str, str] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, images: Mapping[str, Image]) -> JournalImages:
         """From images by role."""
-        worker, control = images["worker"], images["control"]
+        worker, control, service = images["worker"], images["control"], images.get("service")
+        own: dict[str, Any] = {}
+        if service:
+            reference, labels = service.reference or "", dict(service.labels)
+            own = {"service_id": service.id, "service_reference": reference, "service_labels": labels}
         return cls(
             worker_id=worker.id,
             control_id=control.id,
@@ -65,19 +73,32 @@ class JournalImages(Value):
             control_reference=control.reference or "",
             labels=dict(worker.labels),
             control_labels=dict(control.labels),
-            signers=tuple(name for name in worker.signers if name in control.signers),
+            signers=tuple(name for name in worker.signers if all(name in each.signers for each in images.values())),
+            **own,
         )
 
     def by_role(self) -> dict[str, Image]:
         """What they are called on this machine isn't known."""
         worker, control = self.worker_id, self.control_id
         labels = {f"{LABEL_PREFIX}role": "control", **self.control_labels}
-        return {
+        images = {
             "worker": Image("worker", worker, worker[7:19], self.labels, reference=self.worker_reference or None),
             "control": Image("control", control, control[7:19], labels, reference=self.control_reference or None),
         }
+        if service := self.service_id:
+            reference = self.service_reference or None
+            images["service"] = Image("service", service, service[7:19], self.service_labels, reference=reference)
+        return images
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return (self.worker_id, self.control_id, *([self.service_id] if self.service_id else []))
 
     def same(self, other: JournalImages) -> bool:
+        return self.ids == other.ids
+
+    def same_cluster(self, other: JournalImages) -> bool:
+        """Whether nodes run the same, whatever the service is: what the acceptance suite proved of one holds."""
         return (self.worker_id, self.control_id) == (other.worker_id, other.control_id)
 
 
@@ -193,10 +214,12 @@ class Journal(Value):
         last = self.releases[-1:]
         return last[0].images if last and not last[0].healthy else None
 
-    def rollback_target(self) -> Release | None:
-        """The last verified release before the present one, else the last healthy one; `basis` says which it is."""
+    def rollback_target(self, *, service: bool = True) -> Release | None:
+        """The last verified release before the present one, else the last healthy one; `basis` says which it is.
+        Without `service` a release that has another one, and nothing else, is no other release."""
         present = self.current.images if self.current else self.releases[-1].images if self.releases else None
-        before = [each for each in reversed(self.releases) if present and not each.images.same(present)]
+        same = JournalImages.same if service else JournalImages.same_cluster
+        before = [each for each in reversed(self.releases) if present and not same(each.images, present)]
         verified = (each for each in before if each.verified)
         return next(verified, next((each for each in before if each.healthy), None))
 
@@ -206,10 +229,25 @@ class Journal(Value):
         target = self.rollback_target()
         kept = [release.images for release in (*self.releases[-count:], *([target] if target else []))]
         kept += [self.current.images] if self.current else []
-        return frozenset(name for images in kept for name in (images.worker_id, images.control_id))
+        return frozenset(name for images in kept for name in images.ids)
+
+    def service_image(self) -> Image | None:
+        """The newest that is known."""
+        known = [self.current.images] if self.current else []
+        known += [release.images for release in reversed(self.releases)]
+        return next((images.by_role()["service"] for images in known if images.service_id), None)
 
     def dumps(self) -> str:
-        return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1) + "\n"
+        """As the oldest rocstack that knows all of it reads it."""
+        own = ("service_id", "service_reference", "service_labels")
+        data = self.model_dump(mode="json")
+        rows = [release["images"] for release in data["releases"]]
+        rows += [data["current"]["images"]] if data["current"] else []
+        served = any(row["service_id"] for row in rows)
+        for row in rows:
+            for key in own if row["service_id"] is None else ():
+                del row[key]
+        return json.dumps({"schema": SCHEMA if served else SCHEMA - 1, **data}, indent=1) + "\n"
 
     def _current(self) -> Deploy:
         if self.current is None:
@@ -242,11 +280,12 @@ def now() -> str:
 
 
 def _appended(releases: tuple[Release, ...], newest: Release) -> tuple[Release, ...]:
-    """The same images again are the same release: what was verified stays so. Old ones go, but for the one to go back
-    to."""
-    if releases and releases[-1].images.same(newest.images):
+    """The same images again are the same release, and what was verified of the nodes' stays so. Old ones go, but for
+    the one to go back to."""
+    if releases and releases[-1].images.same_cluster(newest.images):
         newest = newest.model_copy(update={"verified": releases[-1].verified})
-        releases = releases[:-1]
+        if releases[-1].images.same(newest.images):
+            releases = releases[:-1]
     releases = (*releases, newest)
     target = Journal(releases=releases).rollback_target()
     kept = releases[-KEPT:]

@@ -1,6 +1,6 @@
 """How images get to the nodes of one deploy, and how each came there.
 
-The control image always goes as an archive over ssh; the worker image does where no registry may be."""
+The control image and the service's always go as an archive over ssh; the worker image does where no registry may be."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -51,11 +51,26 @@ class Shipping:
         Raises:
             CheckFailed: it doesn't reach the control node. Missing: this machine doesn't have it.
         """
-        rows = self._archives(prepared, prepared.images["control"], names, node_runs.held, events)
+        return self._load("control", prepared, names, node_runs, events)
+
+    def load_service(
+        self, prepared: PreparedDeploy, names: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+    ) -> None:
+        """The service's image to the control node.
+
+        Raises:
+            CheckFailed, Missing: as `load_control`.
+        """
+        self._load("service", prepared, names, node_runs, events)
+
+    def _load(
+        self, role: str, prepared: PreparedDeploy, names: Sequence[str], node_runs: NodeRuns, events: DeployEvents
+    ) -> dict[str, str]:
+        rows = self._archives(prepared, prepared.images[role], names, node_runs.held, events)
         failed = {row.node: row.error for row in rows if row.error}
         control = prepared.request.inventory.control.name
         if control in failed:
-            raise CheckFailed.of("control-image", control=control, why=failed[control])
+            raise CheckFailed.of("control-image", control=control, role=role, why=failed[control])
         return failed
 
     def ship(

@@ -54,14 +54,15 @@ class SlurmState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """`own_registry`: whether the control node has one; `offers_gpus`: whether Slurm is to count the GPUs that are
-    seen."""
+    """`own_registry`: whether the control node has one; `serves`: whether it has the service; `offers_gpus`: whether
+    Slurm is to count the GPUs that are seen."""
 
     inventory: Inventory
     gathered: Gathered
     slurm: SlurmState = field(default_factory=SlurmState)
     journal: Journal = field(default_factory=Journal)
     own_registry: bool = True
+    serves: bool = False
     offers_gpus: bool = True
 
     @property
@@ -80,7 +81,8 @@ class ClusterState:
     def containers(self, name: str) -> tuple[str, ...]:
         """Those that the node is to have."""
         names = (each for role in self.inventory.roles(name) for each in services.CONTAINERS[role])
-        return tuple(each for each in names if each != services.STORE or self.own_registry)
+        there = {services.STORE: self.own_registry, services.API: self.serves}
+        return tuple(each for each in names if there.get(each, True))
 
 
 def wrong(facts: NodeFacts, name: str) -> str:
@@ -117,6 +119,7 @@ def read_state(
         else SlurmState(why="the control node wasn't reached"),
         journal.loads(control.journal) if control else journal.Journal(),
         own_registry=not cluster.ship.registry,
+        serves=cluster.service is not None,
         offers_gpus=cluster.gres == "auto",
     )
 

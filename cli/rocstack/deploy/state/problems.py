@@ -82,9 +82,14 @@ def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
     if state.release is None or state.journal.current:
         return
     images = state.release.images
-    for name, wanted in ((services.WORKER, images.worker_id), (services.CONTROL, images.control_id)):
+    wanted_ids = {
+        services.WORKER: images.worker_id,
+        services.CONTROL: images.control_id,
+        services.API: images.service_id,
+    }
+    for name, wanted in wanted_ids.items():
         container = facts.container(name)
-        if container and not is_image(facts, container.image, wanted):
+        if container and wanted and not is_image(facts, container.image, wanted):
             values = {"service": SERVICE_OF[name], "image": short(container.image), "wanted": short(wanted)}
             yield "image-differs", facts.name, values
 

@@ -29,12 +29,14 @@ UNHEALTHY = 4  # the exit status where all is restored, and the controller isn't
 _RESTORE = f"""
 name={services.CONTROL}
 image=$(docker container inspect --format '{{{{.Image}}}}' $name) || exit 3
-trap 'docker start $name >/dev/null' EXIT
+service=$(docker ps --quiet --filter name=^{services.API}$)
+trap 'docker start $name $service >/dev/null' EXIT
+[ -z "$service" ] || docker stop "$service" >/dev/null || exit 3
 docker stop --time {STOPS_WITHIN} $name >/dev/null || exit 3
 docker run --rm --interactive --pull=never --network=none {shlex.join((*privileges.LEAST, *privileges.SERVICE))} \\
     --volumes-from $name --entrypoint rocstack-restore "$image" >/dev/null || exit
 trap - EXIT
-docker start $name >/dev/null || exit {UNHEALTHY}
+docker start $name $service >/dev/null || exit {UNHEALTHY}
 end=$(($(date +%s) + {HEALTHY_WITHIN}))
 until said=$(docker exec $name rocstack-health 2>&1); do
     [ "$(date +%s)" -lt $end ] || {{ echo "$said" >&2; exit {UNHEALTHY}; }}

@@ -102,6 +102,7 @@ class _Work:
     shipped: tuple[Shipped, ...] = ()
     notes: list[str] = field(default_factory=list)
     published: Mapping[str, Any] = field(default_factory=dict)
+    works: set[str] = field(default_factory=set)  # failed, but as a worker: the service alone did
 
     def __post_init__(self) -> None:
         self.request = self.prepared.request
@@ -123,6 +124,7 @@ class _Work:
             self._load_control()
             if rolling:  # else it starts in one go with the workers
                 self._control()
+        self._load_service()
         self._start([name for name in changed if name not in rolling])
         stopped, untouched = self._roll(rolling) if rolling else ("", ())
         ready = self._ready()
@@ -152,6 +154,11 @@ class _Work:
         failed = self.shipping.load_control(self.prepared, names, self.node_runs, self.events)
         for name, reason in failed.items():
             self.record.fail(name, f"the control image didn't arrive: {reason}")
+
+    def _load_service(self) -> None:
+        if "service" in self.prepared.images:
+            names = self._lacking("service")
+            self.shipping.load_service(self.prepared, names, self.node_runs, self.events)
 
     def _control(self) -> None:
         """The control node's services, before registry and controller are needed."""
@@ -200,6 +207,7 @@ class _Work:
                 self.record.note([name], "started")
             else:
                 self.record.fail(name, run.reason)
+                self.works |= {name} if _failed(run) == {services.API} else set()
 
     def _accounts(self) -> None:
         desired = self.prepared.desired
@@ -221,7 +229,7 @@ class _Work:
     def _ready(self) -> tuple[str, ...]:
         """The workers on which jobs can start; those that are in order are waited for, and resumed if an earlier
         deploy left them drained."""
-        left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed)
+        left_out = {node.name for node in self.prepared.plan.stopped} | set(self.record.failed) - self.works
         names = [worker.name for worker in self.request.inventory.workers if worker.name not in left_out]
         waiting = {} if self.slurm.is_ready(names) else self.slurm.wait_ready(names, READY_WITHIN).waiting
         for name, reason in waiting.items():
@@ -240,7 +248,8 @@ class _Work:
             if node.result == "blocked" and not self.prepared.facts(node.name).container(services.WORKER)
         }
         known = self.prepared.desired.machines if self.prepared.desired else {}
-        reasons = {name: text for name, text in {**unfit, **self.record.failed}.items() if name in known}
+        failed = {name: text for name, text in self.record.failed.items() if name not in self.works}
+        reasons = {name: text for name, text in {**unfit, **failed}.items() if name in known}
         self.slurm.drain({name: f"{REASON} failed: {text}"[:180] for name, text in reasons.items()})
 
     def _heard(self, name: str, run: NodeRun) -> None:
@@ -248,3 +257,9 @@ class _Work:
             answer = run.answer(task, ApplyAnswer)
             for container in answer.containers.values() if answer else ():
                 self.notes += [f"{name}: {note}" for note in container.notes]
+
+
+def _failed(run: NodeRun) -> set[str]:
+    """The containers that did not come up: every other one has a health."""
+    answer = run.answer(WORKERS_TASK, ApplyAnswer)
+    return {name for name, each in answer.containers.items() if not each.health} if answer else set()

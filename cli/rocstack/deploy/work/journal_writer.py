@@ -24,11 +24,11 @@ class JournalWriter:
 
     def begin(self, options: Mapping[str, Any], images: Mapping[str, Image], names: Sequence[str]) -> None:
         """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
-        interrupted."""
-        before = self.now.current
-        if not names and before is None:
+        interrupted, or the last one failed with other images."""
+        before, wanted = self.now.current, JournalImages.of(images)
+        failed = any(not last.healthy and not last.images.same(wanted) for last in self.now.releases[-1:])
+        if not names and before is None and not failed:
             return
-        wanted = JournalImages.of(images)
         if before and before.images.same(wanted):
             self.events.say(f"going on with the deploy that {before.who} began at {before.started}")
         deploy = journal.Deploy(

@@ -1,0 +1,62 @@
+"""`cluster.service` of rocstack.yml: the HTTP interface and its page on the control node. Off unless it is set."""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rocstack.base.words import FolderPath, Value
+from rocstack.cluster.operation import Some
+from rocstack.container.mount import Mount
+
+USER, SERVICE_UID = "service", 64033  # in the image; the group has the same number
+Problem = tuple[tuple[str | int, ...], str]
+
+
+class ClusterServiceLimits(Value):
+    """Of each user."""
+
+    file_mib: Some = 512  # of one file that is uploaded
+    quota_mib: Some = 10240  # of all her files
+    jobs: Some = 100  # that wait or run
+
+
+class ClusterService(Value):
+    """Its port, and the shared folders that it works in."""
+
+    port: Annotated[int, Field(ge=1024, le=65535)] = 8443  # on the control node; none below 1024, for it is not root
+    data: FolderPath | Literal[""] = ""  # users' files and adapters; default: rocstack/ in the first of `mounts`
+    models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
+    limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
+
+
+def switch(value: object) -> object:
+    """`on` and `off` in place of a mapping."""
+    if value in (True, "on"):
+        return ClusterService()
+    return None if value in (False, "off") else value
+
+
+def folders(service: ClusterService, mounts: Sequence[Mount]) -> tuple[str, str]:
+    """Data and models, as every container has them."""
+    first = mounts[0].target if mounts else ""
+    return service.data or f"{first}/rocstack", service.models or f"{first}/models"
+
+
+def problems(service: ClusterService, mounts: Sequence[Mount], ports: Collection[int]) -> Iterator[Problem]:
+    """`ports` are those that others have on the control node."""
+    if service.port in ports:
+        yield ("service", "port"), f"port {service.port} is Slurm's own, the registry's or slurmrestd's"
+    if not mounts:
+        yield ("service",), "it works in folders that all nodes share, and `mounts` names none"
+        return
+    data, models = folders(service, mounts)
+    for key, path, given in (("data", data, service.data), ("models", models, service.models)):
+        around = [mount for mount in mounts if f"{path}/".startswith(f"{mount.target}/")]
+        at = ("service", key) if given else ("service",)
+        if not around:
+            yield at, f"{path} is in none of `mounts` ({', '.join(mount.target for mount in mounts)})"
+        elif key == "data" and max(around, key=lambda mount: len(mount.target)).read_only:
+            yield at, f"{path} is mounted read-only, and the service writes there"
+    if f"{models}/".startswith(f"{data}/"):
+        yield ("service", "models"), f"{models} is in `data`, which is the users' own"

@@ -1,0 +1,215 @@
+"""`cluster.service` on a virtual node: its image, its container and its database come, are well, and go again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from deployed_cluster import ANSWER, INVENTORY, DeployedCluster
+from workspace import Built, Outcome, Workspace, engine
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = f"""\
+inventory: {INVENTORY}
+cluster:
+  mounts: [/srv/shared:/shared]
+  users:
+    alice: {{uid: 2000}}
+  health: {{drain: false}}
+"""
+ON = "  service: {port: 9443}\n"
+API, UID = "rocstack-service", "64033"
+ASK = """\
+import json, ssl, sys, urllib.request
+url, ca = json.load(sys.stdin)
+with urllib.request.urlopen(url, context=ssl.create_default_context(cadata=ca), timeout=20) as answer:
+    print(answer.status)
+"""
+DATABASES = """\
+import json, sqlalchemy
+said = json.load(open("/etc/rocstack/service/service.json"))
+url = sqlalchemy.make_url(said["database"]).set(password=open(said["database_password"]).read())
+with sqlalchemy.create_engine(url).connect() as connection:
+    print(json.dumps(sorted(row[0] for row in connection.execute(sqlalchemy.text("SHOW DATABASES")))))
+"""
+
+
+def switch(cluster: DeployedCluster, text: str = "") -> None:
+    (cluster.workspace.folder / "rocstack.yml").write_text(SETTINGS + text)
+
+
+def deploy(cluster: DeployedCluster, *args: str, code: int = 0) -> Any:
+    return cluster.json("deploy", *args, code=code)
+
+
+def asked(cluster: DeployedCluster, host: str = "127.0.0.1") -> str:
+    """The status of GET /health, asked on the node with the cluster's CA."""
+    secrets = yaml.safe_load((cluster.workspace.folder / INVENTORY.with_name("rocstack-secrets.yml")).read_text())
+    config = cluster.workspace.folder / INVENTORY.with_name("ssh_config")
+    line = ["ssh", "-F", str(config), "n1", f"python3 -c '{ASK}'"]
+    said = json.dumps([f"https://{host}:9443/health", secrets["registry_ca"]])
+    done = subprocess.run(line, input=said, capture_output=True, text=True, check=False, timeout=ANSWER)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def inside(cluster: DeployedCluster, script: str) -> str:
+    return cluster.ssh("n1", f"docker exec -i {API} python3 -P - <<'EOS'\n{script}EOS")
+
+
+@pytest.fixture(scope="module")
+def image(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    workspace = Workspace(tmp_path_factory.mktemp("service"), built.workspace.prefix, made=built.workspace.made)
+    return workspace.build("--role", "service", "--frozen")
+
+
+@pytest.fixture(scope="module")
+def cluster(built: Built, image: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedCluster]:
+    """One node without the service, to which it came afterwards; n1 is both control node and worker."""
+    workspace = Workspace(tmp_path_factory.mktemp("served"), built.workspace.prefix, made=built.workspace.made)
+    (workspace.folder / "rocstack.yml").write_text(SETTINGS)
+    try:
+        up = workspace.run("local", "up", "--nodes", "1")
+        assert up.code == 0, up.err
+        first = workspace.run("deploy", "--json")
+        assert first.code == 0, first.err + first.out
+        made = DeployedCluster(workspace, first, "")
+        before = made.containers("n1")
+        assert API not in before
+        assert not made.ssh("n1", "ls -d /etc/rocstack/service /srv/shared/rocstack 2>/dev/null", check=False)
+        switch(made, ON)
+        deploy(made)
+        after = made.containers("n1")
+        assert set(after) == {*before, API}
+        same = ("rocstack-worker", "rocstack-control", "rocstack-registry")
+        assert [after[name] for name in same] == [before[name] for name in same], "jobs run on"
+        yield made
+    finally:
+        workspace.run("local", "down")
+
+
+def test_its_image_holds_to_its_lock_and_has_no_slurm(image: Outcome) -> None:
+    row = image.image("service")
+    assert (row["status"], row["drift"]) == ("built", [])
+    assert set(row["smoke"]) == {"system", "service"}
+    assert row["size_bytes"] < 400e6
+    said = json.loads(engine("image", "inspect", row["reference"]).stdout)[0]
+    assert said["Config"]["User"] == f"{UID}:{UID}"
+    assert "io.rocstack.component.slurm" not in said["Config"]["Labels"]
+
+
+def test_it_answers_by_the_clusters_ca(cluster: DeployedCluster) -> None:
+    assert asked(cluster) == "200"
+    assert asked(cluster, "n1") == "200"
+    assert "does not answer" not in cluster.ssh("n1", f"docker exec {API} rocstack-service-health")
+
+
+def test_it_is_nobody_who_may_do_anything(cluster: DeployedCluster) -> None:
+    for process in cluster.ssh("n1", f"docker exec {API} sh -c 'cd /proc && ls -d [0-9]*'").split():
+        text = cluster.ssh("n1", f"docker exec {API} cat /proc/{process}/status", check=False)
+        status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+        if status:  # what has just asked is gone
+            assert set(status["Uid"].split()) == set(status["Gid"].split()) == {UID}
+            assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh")} == {0}
+            assert (status["NoNewPrivs"], status["Groups"].split()) in (("1", [UID]), ("1", []))
+    refused = cluster.ssh("n1", f"docker exec {API} touch /usr/x 2>&1", check=False)
+    assert "Read-only file system" in refused
+    keys = "/etc/rocstack/keys /run/secrets/munge.key /run/secrets/jwt.key"
+    assert not cluster.ssh("n1", f"docker exec {API} ls -d {keys} 2>/dev/null", check=False)
+    password = cluster.ssh("n1", "cat /etc/rocstack/keys/service-database")
+    for said in (f"docker inspect {API} rocstack-db", "ps -eo args", f"docker logs {API} 2>&1"):
+        assert password not in cluster.ssh("n1", said)
+
+
+def test_its_database_is_its_own(cluster: DeployedCluster) -> None:
+    assert json.loads(inside(cluster, DATABASES)) == ["information_schema", "rocstack_service"]
+
+
+def test_its_folder_is_its_own(cluster: DeployedCluster) -> None:
+    assert cluster.ssh("n1", "stat -c '%u %g %a' /srv/shared/rocstack").split() == [UID, UID, "711"]
+
+
+def test_a_second_deploy_changes_nothing_and_status_shows_it(cluster: DeployedCluster) -> None:
+    assert deploy(cluster)["changed"] == []
+    status = cluster.json("status")
+    assert status["ok"]
+    assert [row["role"] for row in status["images"]].count("service") == 1
+    cluster.ssh("n1", f"docker stop {API}")
+    assert ("n1", "container-stopped") in cluster.findings(code=1)
+    assert deploy(cluster)["changed"] == ["n1"]
+    assert cluster.json("status")["ok"]
+
+
+def test_one_that_does_not_come_up_keeps_nobody_from_the_cluster(cluster: DeployedCluster) -> None:
+    before = cluster.containers("n1")
+    broken = f"{cluster.workspace.prefix}/service:broken"
+    recipe = f'FROM {cluster.workspace.reference("service")}\nENTRYPOINT ["/bin/sh", "-c", "echo no good; exit 1"]\n'
+    engine("build", "--tag", broken, "-", input=recipe)
+    outcome = deploy(cluster, "--service-image", broken, code=1)
+    assert API in outcome["failed"]["n1"]
+    after = cluster.containers("n1")
+    assert {name: image for name, (_, image) in after.items()} == {name: image for name, (_, image) in before.items()}
+    assert asked(cluster) == "200"
+    assert "UP" in cluster.slurm("scontrol ping")
+    deploy(cluster)
+    assert cluster.json("status")["ok"]
+    assert set(cluster.nodes()) == {"n1"}
+    assert cluster.nodes()["n1"] == "idle"
+
+
+def test_its_database_is_in_the_backup_and_comes_back(cluster: DeployedCluster) -> None:
+    def sql(text: str) -> str:
+        return cluster.ssh("n1", f"docker exec rocstack-db mariadb --skip-column-names --execute='{text}'").strip()
+
+    sql("CREATE TABLE rocstack_service.of_test (kept INT); INSERT INTO rocstack_service.of_test VALUES (7)")
+    file = str(cluster.workspace.folder / "backup")
+    cluster.run("backup", str(INVENTORY), file)
+    sql("UPDATE rocstack_service.of_test SET kept = 8")
+    cluster.run("restore", str(INVENTORY), file, "--yes")
+    assert sql("SELECT kept FROM rocstack_service.of_test") == "7"
+    sql("DROP TABLE rocstack_service.of_test")
+    assert well(cluster)
+
+
+def test_its_password_goes_with_the_others(cluster: DeployedCluster) -> None:
+    before = cluster.ssh("n1", "cat /etc/rocstack/keys/service-database")
+    cluster.run("rotate-keys", str(INVENTORY))
+    assert cluster.ssh("n1", "cat /etc/rocstack/keys/service-database") != before
+    assert json.loads(inside(cluster, DATABASES)) == ["information_schema", "rocstack_service"]
+    assert well(cluster)
+    assert deploy(cluster)["changed"] == []
+
+
+def well(cluster: DeployedCluster) -> bool:
+    """It may have been started just now."""
+    for _ in range(60):
+        if asked(cluster) == "200":
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def test_switched_off_it_goes_and_what_it_had_stays(cluster: DeployedCluster) -> None:
+    before = cluster.containers("n1")
+    switch(cluster)
+    try:
+        deploy(cluster)
+        after = cluster.containers("n1")
+        assert set(after) == set(before) - {API}
+        assert after["rocstack-worker"] == before["rocstack-worker"]
+        assert cluster.json("status")["ok"]
+        said = cluster.ssh("n1", "docker exec rocstack-db mariadb --execute='SHOW DATABASES'")
+        assert "rocstack_service" in said
+        assert cluster.ssh("n1", "stat -c %u /srv/shared/rocstack").strip() == UID
+        assert cluster.refused("deploy", "--service-image", "x:y") == (2, "bad-value")
+    finally:
+        switch(cluster, ON)
+        deploy(cluster)
+    assert asked(cluster) == "200"
+    cluster.run("down", "--yes")
+    assert not cluster.ssh("n1", "docker ps --all --quiet --filter label=io.rocstack.service").strip()

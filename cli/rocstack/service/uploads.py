@@ -1,4 +1,4 @@
-"""StoredFiles that come in parts: after a broken connection, only what is missing is sent again."""
+"""Files that come in parts: after a broken connection, only what is missing is sent again."""
 
 import hashlib
 from collections.abc import AsyncIterator

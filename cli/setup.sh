@@ -221,6 +221,13 @@ setup_bootstrap() {
     say "going on without mmdebstrap: it is needed only where no registry answers"
 }
 
+# The service's tests share files by ACLs, as it does.
+setup_acl() {
+  type -P setfacl >/dev/null && return
+  (require_distro "setfacl is" "install acl by hand" && apt_install acl) ||
+    say "going on without setfacl: the service's tests are skipped"
+}
+
 setup_engine() {
   if ! engine_answers; then
     [ -z "${DOCKER_HOST:-}" ] || fail "no engine answers at DOCKER_HOST=$DOCKER_HOST" "start it, or unset DOCKER_HOST"
@@ -233,6 +240,7 @@ setup_engine() {
   buildx_answers || install_buildx
   buildx_answers || fail "'docker buildx version' still fails" "see: docker buildx version"
   setup_bootstrap
+  setup_acl
   say "engine $(docker version --format '{{.Server.Version}}'), $(docker buildx version | cut -d' ' -f1,2)"
 }
 

@@ -29,7 +29,7 @@ LIVE = ("sending", "queued", "running", "paused")  # of a job that may read its 
 
 
 @dataclass(frozen=True)
-class Files:
+class StoredFiles:
     database: Database
     storage: Storage
     limits: ServiceLimits

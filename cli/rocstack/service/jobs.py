@@ -194,7 +194,7 @@ class Jobs:
                     change.say.append(("info", f"the adapter is a model now: {made.id}"))
                 except (ServiceError, OSError) as error:
                     if row.status == PAUSED:  # it saved, and isn't done
-                        change = outcome.Change({"seen": change.fields.get("seen", row.seen)})
+                        change = outcome.JobChange({"seen": change.fields.get("seen", row.seen)})
                     else:
                         change = outcome.without_adapter(change, error)
 

@@ -13,7 +13,7 @@ FIELDS = 64
 
 
 @dataclass
-class Form:
+class FileForm:
     """`pieces` gives the file; fields that come before it are in `fields` by then, the others afterwards."""
 
     content_type: str

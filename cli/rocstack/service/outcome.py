@@ -22,7 +22,7 @@ _WORDS = {
 
 
 @dataclass
-class Change:
+class JobChange:
     fields: dict[str, Any] = field(default_factory=dict)
     say: list[tuple[str, str]] = field(default_factory=list)  # level and message
 
@@ -30,9 +30,9 @@ class Change:
         return bool(self.fields)
 
 
-def after(row: JobRow, job: SlurmJob) -> Change:
+def after(row: JobRow, job: SlurmJob) -> JobChange:
     """`row` waits, runs or is paused."""
-    change = Change()
+    change = JobChange()
     if row.seen != (seen := asdict(job)):
         change.fields["seen"] = seen
     status = _status(row, job)
@@ -53,12 +53,12 @@ def after(row: JobRow, job: SlurmJob) -> Change:
     return change
 
 
-def without_adapter(change: Change, error: Exception) -> Change:
+def without_adapter(change: JobChange, error: Exception) -> JobChange:
     """It ended well, but what it should have made isn't there."""
     why = sentence(error) if isinstance(error, RocstackError) else f"the adapter can't be kept: {error}"
     code = error.code if isinstance(error, RocstackError) else "adapter-not-kept"
     fields = change.fields | {"status": "failed", "error": {"code": code, "message": why, "param": None}}
-    return Change(fields, [("error", why)])
+    return JobChange(fields, [("error", why)])
 
 
 def _status(row: JobRow, job: SlurmJob) -> str:

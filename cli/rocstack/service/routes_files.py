@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from rocstack.service.failures import NotThere
 from rocstack.service.files import to_dict
-from rocstack.service.multipart import Form
+from rocstack.service.multipart import FileForm
 from rocstack.service.routes import After, Person, Serving, cut, page
 
 router = APIRouter(prefix="/v1")
@@ -62,7 +62,7 @@ class UploadComplete(BaseModel):
 async def create_file(request: Request, service: Serving, caller: Person) -> dict[str, Any]:
     """JSON lines: each a conversation (`messages`) or a text (`text`). A file that can't train is refused, with the
     numbers of its lines."""
-    form = Form(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
+    form = FileForm(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
     await form.begin()
     return await service.files.create(caller, form.filename, form.pieces(), lambda: form.fields.get("purpose"))
 
@@ -113,7 +113,7 @@ async def get_upload(service: Serving, caller: Person, upload_id: str) -> dict[s
 
 @router.post("/uploads/{upload_id}/parts", tags=["uploads"], summary="Send a part", openapi_extra=PART)
 async def add_part(request: Request, service: Serving, caller: Person, upload_id: str) -> dict[str, Any]:
-    form = Form(request.headers.get("content-type", ""), request.stream().__aiter__(), "data")
+    form = FileForm(request.headers.get("content-type", ""), request.stream().__aiter__(), "data")
     await form.begin()
     return await service.uploads.add_part(caller, upload_id, form.pieces())
 

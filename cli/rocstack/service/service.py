@@ -11,7 +11,7 @@ from rocstack.base.errors import RocstackError
 from rocstack.service import jobs as jobs_
 from rocstack.service.config import ServiceSettings
 from rocstack.service.database import Database
-from rocstack.service.files import Files
+from rocstack.service.files import StoredFiles
 from rocstack.service.handover import Handover
 from rocstack.service.identity import Doorkeeper
 from rocstack.service.job_rows import JobRows
@@ -32,7 +32,7 @@ class Service:
     database: Database
     storage: Storage
     slurm: SlurmRest
-    files: Files
+    files: StoredFiles
     uploads: Uploads
     models: Models
     jobs: Jobs
@@ -52,7 +52,7 @@ class Service:
             password = Path(settings.database_password).read_text(encoding="utf-8").strip()
         database, storage = Database(settings.database, password), Storage(Path(settings.data))
         slurm = slurm or SlurmRest(settings.slurmrestd)
-        files = Files(database, storage, settings.limits)
+        files = StoredFiles(database, storage, settings.limits)
         models = Models(database, storage, Path(settings.models))
         rows = JobRows(database)
         handover = Handover(rows, storage, slurm)

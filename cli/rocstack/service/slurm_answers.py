@@ -104,7 +104,7 @@ class SlurmJob:
 
 
 @dataclass(frozen=True)
-class SlurmNode:
+class ClusterNode:
     name: str
     state: tuple[str, ...]
     reason: str  # why it is drained or down
@@ -123,7 +123,7 @@ class SlurmNode:
         return not {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "PLANNED_DOWN"} & set(self.state)
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "SlurmNode":
+    def of(cls, row: Mapping[str, Any]) -> "ClusterNode":
         return cls(
             name=text(row.get("name")),
             state=words(row.get("state")),

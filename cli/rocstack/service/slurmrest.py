@@ -12,7 +12,16 @@ import httpx
 
 from rocstack.base.text import from_json, visible
 from rocstack.service.failures import Away, NotSignedIn, NotThere, ServiceError, SlurmRefused
-from rocstack.service.slurm_answers import SlurmJob, SlurmNode, SlurmQos, SlurmReservation, map_of, rows_of, text, whole
+from rocstack.service.slurm_answers import (
+    ClusterNode,
+    SlurmJob,
+    SlurmQos,
+    SlurmReservation,
+    map_of,
+    rows_of,
+    text,
+    whole,
+)
 
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.41", "v0.0.40")  # data parsers: Slurm 24.11's, then its neighbours'
 PATIENCE_S = 8.0  # that something away is waited for
@@ -129,8 +138,8 @@ class SlurmRest:
         ]
         return found[-1] if found else None
 
-    async def nodes(self, token: str) -> list[SlurmNode]:
-        return [SlurmNode.of(row) for row in rows_of(await self.get(token, "slurm", "nodes/"), "nodes")]
+    async def nodes(self, token: str) -> list[ClusterNode]:
+        return [ClusterNode.of(row) for row in rows_of(await self.get(token, "slurm", "nodes/"), "nodes")]
 
     async def reservations(self, token: str) -> list[SlurmReservation]:
         said = await self.get(token, "slurm", "reservations/")

@@ -17,7 +17,7 @@ from rocstack.jobs.recipe import JobRequest
 from rocstack.service import progress
 from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import NotThere, RequestRefused
-from rocstack.service.files import Files
+from rocstack.service.files import StoredFiles
 from rocstack.service.identity import Caller
 from rocstack.service.jobs import TUNING, Jobs, request_of
 from rocstack.service.models import Models
@@ -85,7 +85,7 @@ class TuningRequest(_Body):
 class Tuning:
     settings: ServiceSettings
     jobs: Jobs
-    files: Files
+    files: StoredFiles
     models: Models
     stopping: asyncio.Event
 

@@ -14,7 +14,7 @@ from rocstack.base.text import visible
 from rocstack.service import audit
 from rocstack.service.config import MIB
 from rocstack.service.failures import NotNow, NotThere, RequestRefused, TooBig
-from rocstack.service.files import PENDING, UPLOAD_S, Files, for_training, named, now, synced, to_dict
+from rocstack.service.files import PENDING, UPLOAD_S, StoredFiles, for_training, named, now, synced, to_dict
 from rocstack.service.identity import Caller
 from rocstack.service.storage import new_id, remove
 from rocstack.service.tables import StoredFile, UploadPart, UploadRow
@@ -24,7 +24,7 @@ COMPLETED, CANCELLED = "completed", "cancelled"
 
 @dataclass(frozen=True)
 class Uploads:
-    files: Files
+    files: StoredFiles
 
     async def begin(self, caller: Caller, name: str, purpose: str, size: int) -> dict[str, Any]:
         name = named(name)

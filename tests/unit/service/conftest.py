@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -52,6 +53,13 @@ def settings(folder: Path, **limits: int) -> ServiceSettings:
         cluster="test", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
         database=f"sqlite:///{folder}/service.db", users=PEOPLE, limits=ServiceLimits(**limits),
     )  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if shutil.which("setfacl") is None:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="setfacl is not installed (package acl)"))
 
 
 def serve(folder: Path, slurm: FakeSlurmrestd, **limits: int) -> Service:

@@ -58,7 +58,7 @@ def make_app(gateway: Gateway) -> FastAPI:
 
     User = Annotated[str, Depends(user)]
 
-    async def passed(request: Request, user: str, asked: proxy.Asked) -> Response:
+    async def passed(request: Request, user: str, asked: proxy.ModelRequest) -> Response:
         stack = AsyncExitStack()
         try:
             names = await proxy.unless_gone(request, gateway.enter(user, asked.model, stack))

@@ -25,7 +25,7 @@ _LAST = (_DONE, b"event: response.completed", b"event: response.incomplete", b"e
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelRequest:
     """A request, read and checked as far as it is the gateway's affair."""
 
     model: str
@@ -33,7 +33,7 @@ class Asked:
     body: dict[str, Any]
 
 
-async def read(request: Request, most: int) -> Asked:
+async def read(request: Request, most: int) -> ModelRequest:
     """
     Raises:
         BadInput: it is too large, no JSON, names no model, or asks for what is nobody's to ask.
@@ -54,7 +54,7 @@ async def read(request: Request, most: int) -> Asked:
             raise BadInput.of("request-refused", name=name)
     if body.get("background"):
         raise BadInput.of("request-refused", name="background")
-    return Asked(body["model"], body.get("stream") is True, body)
+    return ModelRequest(body["model"], body.get("stream") is True, body)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class NotSent(CheckFailed):
     """The engine wasn't there: it has seen nothing of the request, which can be sent to the next one."""
 
 
-async def forward(engine: Engine, request: Request, asked: Asked, names: Names, stack: AsyncExitStack) -> Response:
+async def forward(
+    engine: Engine, request: Request, asked: ModelRequest, names: Names, stack: AsyncExitStack
+) -> Response:
     """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone.
 
     Raises:

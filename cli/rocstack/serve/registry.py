@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.serve.adapter_check import CONFIG, PICKLED, WEIGHTS
-from rocstack.serve.settings import Source
+from rocstack.serve.settings import AdapterSource
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 MOST = 1_000_000  # adapters
@@ -52,7 +52,7 @@ class Registry(Protocol):
 
 
 class FolderRegistry:
-    def __init__(self, sources: Iterable[Source]) -> None:
+    def __init__(self, sources: Iterable[AdapterSource]) -> None:
         self._sources = tuple(sources)
         self._owned: dict[str | None, dict[str, Registered]] = {}
         self._listed: dict[str, list[Registered]] = {}  # what `visible` gave since the last look
@@ -107,7 +107,7 @@ class FolderRegistry:
                 yield Registered(name, user, source.folder, (user, "adapters", name))
 
 
-def _look(source: Source) -> Iterator[Registered]:
+def _look(source: AdapterSource) -> Iterator[Registered]:
     if source.layout == "shared":
         for name in _folders(source.folder):
             yield Registered(name, None, source.folder, (name,))

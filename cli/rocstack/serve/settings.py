@@ -16,7 +16,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-class Source(Value):
+class AdapterSource(Value):
     """A folder of adapters. `shared`: FOLDER/NAME, for all; `users`: FOLDER/USER/adapters/NAME, each user's own."""
 
     folder: Absolute
@@ -41,7 +41,7 @@ class ServeSettings(Value):
     certificate: Absolute | None = None
     key: Absolute | None = None
     tokens: Absolute | None = None  # file of users and the sha256 of their tokens; without one: everybody, on loopback
-    sources: tuple[Source, ...] = ()
+    sources: tuple[AdapterSource, ...] = ()
     state: Absolute  # a folder of the gateway's own: copies of loaded adapters, the engine's socket
     max_rank: int = 64
     active: int = Field(8, ge=1, le=1024)  # adapters that one batch may mix

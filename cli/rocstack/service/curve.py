@@ -17,7 +17,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepCurve:
     """`path` is the d of a path; `last` the newest value, `label` what the numbers are."""
 
     label: str
@@ -28,7 +28,7 @@ class Curve:
     steps: int
 
 
-def curve(label: str, points: Sequence[tuple[int, float]]) -> Curve | None:
+def curve(label: str, points: Sequence[tuple[int, float]]) -> StepCurve | None:
     """None where there are too few points; those that are no finite numbers don't count."""
     points = [(step, value) for step, value in points if math.isfinite(value)]
     if len(points) < 2 or points[0][0] == points[-1][0]:
@@ -41,7 +41,7 @@ def curve(label: str, points: Sequence[tuple[int, float]]) -> Curve | None:
     line = " ".join(f"{LEFT + (step - first) * across:.1f},{TOP + (high - value) * up:.1f}" for step, value in few)
     rows = tuple(Tick(round(TOP + (high - value) * up, 1), shown(value)) for value in ticks)
     columns = tuple(Tick(LEFT + (step - first) * across, f"{step:,}") for step in (first, last))
-    return Curve(label, f"M{line.replace(' ', ' L')}", rows, columns, shown(points[-1][1]), last)
+    return StepCurve(label, f"M{line.replace(' ', ' L')}", rows, columns, shown(points[-1][1]), last)
 
 
 def shown(value: float) -> str:

@@ -48,7 +48,7 @@ def token_of(authorization: str | None, cookies: Mapping[str, str], *, same_site
         return token.strip()
     if not authorization and same_site and (token := cookies.get(COOKIE, "")):
         return token
-    raise NotSignedIn.of("no-token")
+    raise NotSignedIn.of("no-slurm-token")
 
 
 def claims(token: str) -> tuple[str, float]:

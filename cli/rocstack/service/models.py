@@ -177,7 +177,7 @@ def check(folder: Path) -> int:
     if not isinstance(rank, int) or isinstance(rank, bool) or config.get("peft_type") != "LORA":
         raise RequestRefused.of("adapter-not-whole", why=f"{CONFIG} is none of LoRA")
     if not 1 <= rank <= MOST_RANK:
-        raise TooBig.of("adapter-rank", rank=rank, most=MOST_RANK)
+        raise TooBig.of("adapter-too-wide", rank=rank, most=MOST_RANK)
     tensors = {name: each for name, each in head.items() if name != "__metadata__"} if isinstance(head, dict) else {}
     ends = [each["data_offsets"][1] for each in tensors.values() if isinstance(each, dict) and "data_offsets" in each]
     if not tensors or len(ends) != len(tensors) or not all(isinstance(end, int) for end in ends):

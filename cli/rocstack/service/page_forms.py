@@ -13,7 +13,7 @@ from rocstack.jobs.recipe import Recipe
 from rocstack.service import failures
 from rocstack.service.files import PURPOSE
 from rocstack.service.identity import Caller
-from rocstack.service.multipart import Form
+from rocstack.service.multipart import FileForm
 from rocstack.service.page import ROWS, draw, router
 from rocstack.service.routes import Person, Serving
 from rocstack.service.routes_cluster import SizeBody, sized
@@ -93,7 +93,7 @@ def _job_form(
 
 @router.post("/files")
 async def upload(request: Request, service: Serving, caller: Person) -> Response:
-    form = Form(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
+    form = FileForm(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
     try:
         await form.begin()
         await service.files.create(caller, form.filename, form.pieces(), lambda: PURPOSE)

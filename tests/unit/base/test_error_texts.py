@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 from rocstack.base import paths
-from rocstack.base.errors import BadInput, Where, error_texts
+from rocstack.base.errors import BadInput, RocstackError, Where, error_texts
+from rocstack.service import failures
 
 PACKAGE = Path(__file__).resolve().parents[3] / "cli/rocstack"
 FOLDER = paths.images() / "errors"
 KINDS = {"BadInput", "CheckFailed", "Missing", "RocstackError", "Untrusted", "cls"}
+KINDS |= {name for name, kind in vars(failures).items() if isinstance(kind, type) and issubclass(kind, RocstackError)}
 
 
 def raised() -> Iterator[tuple[str, ast.Call]]:
@@ -25,7 +27,8 @@ def raised() -> Iterator[tuple[str, ast.Call]]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "of":
                 owner = node.func.value
-                if isinstance(owner, ast.Name) and owner.id in KINDS:
+                name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                if name in KINDS:
                     yield f"{file.relative_to(PACKAGE)}:{node.lineno}", node
 
 

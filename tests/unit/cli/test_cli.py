@@ -489,7 +489,7 @@ def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert completion.values("nic", {}, "mel") == ["mellanox"]
     assert "mi300x-thor2" in completion.values("model", {}, "mi300x")
     assert completion.values("service", {}, "w") == ["worker"]
-    assert completion.values("role", {}, "") == ["worker", "control"]
+    assert completion.values("role", {}, "") == ["worker", "control", "service"]
     assert completion.values("trained", {}, "mixtral-8x7") == ["mixtral-8x7b"]
     assert "trainer" in completion.values("recipe", {}, "tr")
     assert completion.values("method", {}, "") == ["openmpi=source"]

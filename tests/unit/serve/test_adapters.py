@@ -173,7 +173,7 @@ def test_a_base_model_with_pickled_weights(tmp_path: Path) -> None:
 
 def shared(folder: Path, layout: str = "shared") -> FolderRegistry:
     registry = FolderRegistry(
-        [settings.Source.model_validate_json(json.dumps({"folder": str(folder), "layout": layout}))]
+        [settings.AdapterSource.model_validate_json(json.dumps({"folder": str(folder), "layout": layout}))]
     )
     registry.rescan()
     return registry

@@ -219,6 +219,17 @@ def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer: Path) 
     assert "no end-of-text token\n" in refused(path, f"data.tokenizer={tokenizer}")
 
 
+@pytest.mark.parametrize("offsets", [(0, 1 << 30, 8), (0, 4, 1 << 30), (0, 8, 4), (-9, 4, 8)])
+def test_an_arrow_file_whose_offsets_lead_elsewhere_is_refused(tmp_path: Path, offsets: Any) -> None:
+    batch, path = pa.record_batch({"text": ["abcd", "efgh"]}), tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    right, wrong = (np.array(each, "<i4").tobytes() for each in ((0, 4, 8), offsets))
+    path.write_bytes(path.read_bytes().replace(right, wrong))
+    assert wrong in path.read_bytes()
+    assert "damaged" in refused(path)
+
+
 @pytest.mark.parametrize("which", ["rocstack-tokens", "rocstack-tokens/key"])
 @pytest.mark.parametrize("how", ["others", "link", "owner"])
 def test_tokens_that_somebody_else_could_have_made_are_refused(tmp_path: Path, which: str, how: str) -> None:

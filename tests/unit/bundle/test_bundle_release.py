@@ -313,3 +313,16 @@ def test_media_types_are_those_of_the_manifests(bundle: Path) -> None:
     contents = members(bundle)
     for each in json.loads(contents["index.json"])["manifests"]:
         assert each["mediaType"] == media_type(contents[blob_path(each["digest"])])
+
+
+def test_a_manifest_is_read_once_under_however_many_names() -> None:
+    """Before a signature is looked at, a stranger's index may name a large one thousands of times."""
+    reads: list[str] = []
+
+    def read(digest: str) -> bytes:
+        reads.append(digest)
+        return b'{"schemaVersion": 2, "config": {}, "layers": []}'
+
+    names = {f"rocstack-worker:{number}": "sha256:" + "a" * 64 for number in range(50)}
+    BundleLayout("x", names, read).index()
+    assert len(reads) == 1

@@ -15,13 +15,8 @@ from simulated_run import simulated_run
 
 from rocstack.verify.report import page
 
-BROWSERS = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "chrome",
-    "chromium-headless-shell",
-)  # as tests/programs.sh
+# as tests/programs.sh
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), "")
 # The page itself has no script and forbids any: the test measures a copy. It asks for the width first, so that all is
 # laid out, and only the pixels are to be painted.

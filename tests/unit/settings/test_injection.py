@@ -125,6 +125,9 @@ PLAIN_STACK["components"]["ucx"]["beside"] = [
     {"url": "https://b.org/c", "sha256": "0" * 64, "archive": "d", "into": "e"}
 ]
 PLAIN_STACK["base"]["suites"] = [{"suite": "backports", "components": ["main"], "packages": ["b*"]}]
+PLAIN_STACK["further"] = {
+    "service": {"components": {"service": {"method": "apt", "version": "1"}}, "layers": [["service"]], "disk_mb": 1}
+}
 PLAIN_NIC, PLAIN_PART = head("nic", "mine", NIC).head.data, head("components", "part", PART).head.data
 COMPONENTS, NICS = component.library("components"), component.library("nic")
 

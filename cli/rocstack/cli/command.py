@@ -35,8 +35,11 @@ class ShortGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         first = args[0] if args else ""
+        known = first in self.commands  # whatever files are here
         plain = first.isidentifier() and not Path(first).exists()  # a command, if a misspelt one
-        if not (plain or first in ("-h", "--help") or ctx.resilient_parsing):  # the last: somebody completes a line
+        if not (
+            known or plain or first in ("-h", "--help") or ctx.resilient_parsing
+        ):  # the last: somebody completes a line
             args = [self.short, *args]
         return super().parse_args(ctx, args)
 

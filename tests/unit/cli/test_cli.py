@@ -578,3 +578,12 @@ def test_ctrl_c_while_loading_shows_no_traceback(tmp_path: Path) -> None:
     env = {**ENV, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENV['PYTHONPATH']}"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(("group", "name"), [("bundle", "install"), ("release", "verify"), ("release", "promote")])
+def test_a_file_of_a_commands_name_does_not_hide_it(
+    group: str, name: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("")
+    assert f"Usage: rocstack {group} {name}" in cli(group, name, "--help").out

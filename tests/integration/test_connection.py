@@ -25,7 +25,8 @@ from rocstack.edge.ssh import SshHost
 
 FOLDER = "/var/lib/rocstack/test"
 HOLDER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
 from pathlib import Path
 from rocstack.deploy.read import journal
 from rocstack.edge import locks

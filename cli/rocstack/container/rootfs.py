@@ -7,7 +7,8 @@ What an image says beside its files, enroot reads from files of its own: /etc/rc
 import io
 import shlex
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import IO, Any
 
 SHELL = ("/bin/bash",)
@@ -40,15 +41,16 @@ def _words(value: Any) -> Sequence[str]:
     return [str(each) for each in value or ()]
 
 
-def copy_tree(exported: IO[bytes], to: IO[bytes], config: Mapping[str, Any], time: int) -> int:
-    """Copies the tar of `docker export`, with `start_files` in it, of `time` (seconds since 1970). Device files are
-    the runtime's to make. Returns the bytes of all files.
+def copy_tree(exported: Iterable[bytes], to: IO[bytes], config: Mapping[str, Any], time: int) -> int:
+    """Copies the tar of `docker export`, which comes in pieces, with `start_files` in it, of `time` (seconds since
+    1970). Device files are the runtime's to make. Returns the bytes of all files.
 
     Raises:
         tarfile.TarError, OSError: it can't be read or written.
     """
-    own, size = start_files(config), 0
-    with tarfile.open(fileobj=exported, mode="r|") as source, tarfile.open(fileobj=to, mode="w|") as target:
+    own, size, pieces = start_files(config), 0, iter(exported)
+    reader: Any = SimpleNamespace(read=lambda most: next(pieces, b""))  # tarfile takes any number of bytes
+    with tarfile.open(fileobj=reader, mode="r|") as source, tarfile.open(fileobj=to, mode="w|") as target:
         for member in source:
             path = member.name.removeprefix("./")
             if path in own or path in _LEFT_OUT or path.startswith("dev/"):

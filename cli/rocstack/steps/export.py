@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from docker import DockerClient
+from docker.errors import DockerException
+from requests.exceptions import RequestException
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, hinted
 from rocstack.base.text import last_line
@@ -98,39 +100,32 @@ def _file_name(reference: str) -> str:
 def _squashfs(client: DockerClient, image: LocalImage, reference: str, path: Path, note: Note) -> Exported:
     about = json.loads(image.config)
     created = datetime.fromisoformat(about.get("created") or "1970-01-01T00:00:00Z")
-    with files.writing(path) as file, _container(client, reference) as name:
-        with (
-            subprocess.Popen(["docker", "export", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as source,
-            subprocess.Popen([PACK, "-", file.name, *FLAGS], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-                             stdout=subprocess.DEVNULL) as target,
-        ):  # fmt: skip
-            assert source.stdout
-            assert source.stderr
+    with files.writing(path) as file, _exported(client, reference) as pieces:
+        with subprocess.Popen(
+            [PACK, "-", file.name, *FLAGS], stdin=subprocess.PIPE, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as target:
             assert target.stdin
             assert target.stderr
             why = ""
             try:
-                content = copy_tree(source.stdout, target.stdin, about.get("config") or {}, int(created.timestamp()))
+                content = copy_tree(pieces, target.stdin, about.get("config") or {}, int(created.timestamp()))
                 target.stdin.close()
-            except (tarfile.TarError, BrokenPipeError) as error:
+            except (tarfile.TarError, BrokenPipeError, RequestException, DockerException) as error:
                 why = str(error)
-            finally:
-                if why:
-                    source.kill()
-                    target.kill()
-            said = [last_line(each.read().decode(errors="replace")) for each in (source.stderr, target.stderr)]
-        if why or source.returncode or target.returncode:
-            raise CheckFailed.of("export-failed", reference=reference, path=path, why=said[1] or said[0] or why)
+                target.kill()
+            said = last_line(target.stderr.read().decode(errors="replace"))
+        if why or target.returncode:
+            raise CheckFailed.of("export-failed", reference=reference, path=path, why=said or why)
         size = Path(file.name).stat().st_size
     return Exported(reference, SQUASHFS, path, size, content)
 
 
 @contextmanager
-def _container(client: DockerClient, reference: str) -> Iterator[str]:
-    """One that never runs: only that can be exported."""
+def _exported(client: DockerClient, reference: str) -> Iterator[Iterator[bytes]]:
+    """The tar of a container that never runs: only that of a container can be had."""
     container = client.containers.create(reference, ["true"], labels={"io.rocstack.export": "true"})
     try:
-        yield str(container.id)
+        yield iter(container.export())  # type: ignore[arg-type]  # docker's stubs say str; it gives bytes
     finally:
         container.remove(force=True)
 

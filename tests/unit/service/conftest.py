@@ -14,8 +14,9 @@ import httpx
 import pytest
 from fake_slurmrestd import FakeSlurmrestd, token
 
+from rocstack.cluster.service import ClusterServiceLimits
 from rocstack.service import app
-from rocstack.service.config import ServiceLimits, ServicePerson, ServiceSettings
+from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import SlurmRest
 
@@ -51,7 +52,7 @@ class Site:
 def settings(folder: Path, **limits: int) -> ServiceSettings:
     return ServiceSettings(
         cluster="test", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
-        database=f"sqlite:///{folder}/service.db", users=PEOPLE, limits=ServiceLimits(**limits),
+        database=f"sqlite:///{folder}/service.db", users=PEOPLE, limits=ClusterServiceLimits(**limits),
     )  # fmt: skip
 
 

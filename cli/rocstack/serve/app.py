@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse, Response
 
 from rocstack.base import __version__
 from rocstack.base.errors import BadInput, RocstackError
+from rocstack.base.server_address import LOOPBACK
 from rocstack.serve import metrics, proxy
 from rocstack.serve.gateway import Gateway
 from rocstack.serve.identity import Anyone
-from rocstack.serve.settings import LOOPBACK
 
 STATUS = {"unserved-model": 404, "adapter-gone": 404, "no-token": 401, "request-too-large": 413, "user-gone": 499}
 STATUS |= {"too-many-pins": 409, "no-place-to-pin": 409, "adapter-not-loaded": 502, "adapter-not-copied": 507}

@@ -7,13 +7,12 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from rocstack.base.document import read_text
 from rocstack.base.errors import BadInput, Where
+from rocstack.base.server_address import Address, ServerAddress
 from rocstack.base.words import Value
 
 Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
-Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-f:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,1000}$")]
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class AdapterSource(Value):
@@ -33,7 +32,7 @@ class EngineChoice(Value):
     log: Absolute | None = None  # default: standard error of the gateway
 
 
-class ServeSettings(Value):
+class ServeSettings(ServerAddress):
     model: Absolute  # folder of the base model, with its weights as safetensors
     name: Model | None = None  # of the base model in requests; default: the folder's
     also: tuple[str, ...] = ()  # names that adapters may call their base model by
@@ -61,22 +60,12 @@ class ServeSettings(Value):
             raise ValueError(f"max_rank is one of {', '.join(map(str, RANKS))}")
         if self.active > self.resident:
             raise ValueError("active adapters are among the resident ones: active can't be more than resident")
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key belong together")
-        if self.host not in LOOPBACK:
-            if self.certificate is None:
+        if not self.on_loopback:
+            if not self.tls:
                 raise ValueError(f"{self.listen} is no loopback address: it needs a certificate and a key")
             if self.tokens is None:
                 raise ValueError(f"{self.listen} is no loopback address: it needs a file of tokens")
         return self
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
 
     @property
     def base(self) -> str:

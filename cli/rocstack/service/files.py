@@ -14,8 +14,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from rocstack.base.text import visible
+from rocstack.cluster.service import ClusterServiceLimits
 from rocstack.service import audit, dataset
-from rocstack.service.config import MIB, ServiceLimits
+from rocstack.service.config import MIB
 from rocstack.service.database import Database
 from rocstack.service.failures import Away, NotNow, NotThere, RequestRefused, TooBig
 from rocstack.service.identity import Caller
@@ -32,7 +33,7 @@ LIVE = ("sending", "queued", "running", "paused")  # of a job that may read its 
 class StoredFiles:
     database: Database
     storage: Storage
-    limits: ServiceLimits
+    limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
 
     # files

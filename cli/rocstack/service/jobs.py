@@ -14,11 +14,11 @@ import anyio.to_thread
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from rocstack.cluster.service import ClusterServiceLimits
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import audit, batch, outcome
-from rocstack.service.config import ServiceLimits
 from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooMany, body
 from rocstack.service.handover import Handover
 from rocstack.service.identity import Caller
@@ -48,7 +48,7 @@ class Jobs:
     slurm: SlurmRest
     handover: Handover
     models: Models
-    limits: ServiceLimits
+    limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _fresh: dict[str, float] = field(default_factory=dict)
     _pools: tuple[float, list[Pool]] = (0.0, [])

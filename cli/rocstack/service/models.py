@@ -1,8 +1,7 @@
 """Models: folders that the site has put there, and the adapters that people trained, each only her own."""
 
-import json
+import os
 import re
-import struct
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +15,8 @@ from sqlalchemy.orm import Session
 
 from rocstack.base.errors import hinted
 from rocstack.base.text import from_json, visible
+from rocstack.serve.adapter_check import CONFIG, MOST_CONFIG, WEIGHTS
+from rocstack.serve.safetensors_header import read_header
 from rocstack.service import audit
 from rocstack.service.database import Database
 from rocstack.service.failures import NotNow, NotThere, RequestRefused, TooBig
@@ -25,9 +26,6 @@ from rocstack.service.tables import JobRow, ModelRow
 
 TUNED = "ft:"
 MOST = 8 << 30  # bytes of an adapter's weights
-HEAD = 16 << 20  # bytes of a safetensors file's head
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 MOST_RANK = 1024
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 
@@ -164,26 +162,16 @@ def check(folder: Path) -> int:
     """
     try:
         with (folder / CONFIG).open("rb") as file:
-            config = from_json(file.read(HEAD))
+            config = from_json(file.read(MOST_CONFIG))
         with (folder / WEIGHTS).open("rb") as file:
-            size = struct.unpack("<Q", file.read(8))[0]
-            if size > HEAD:
-                raise ValueError("its head is too large")
-            head = json.loads(file.read(size))
-            whole = file.seek(0, 2)
-    except (OSError, ValueError, struct.error, RecursionError) as error:
+            tensors = read_header(file.read, os.fstat(file.fileno()).st_size)
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestRefused.of("adapter-not-whole", why=str(error)[:200]) from None
     rank = config.get("r") if isinstance(config, Mapping) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or config.get("peft_type") != "LORA":
         raise RequestRefused.of("adapter-not-whole", why=f"{CONFIG} is none of LoRA")
     if not 1 <= rank <= MOST_RANK:
         raise TooBig.of("adapter-too-wide", rank=rank, most=MOST_RANK)
-    tensors = {name: each for name, each in head.items() if name != "__metadata__"} if isinstance(head, dict) else {}
-    ends = [each["data_offsets"][1] for each in tensors.values() if isinstance(each, dict) and "data_offsets" in each]
-    if not tensors or len(ends) != len(tensors) or not all(isinstance(end, int) for end in ends):
-        raise RequestRefused.of("adapter-not-whole", why=f"{WEIGHTS} has no tensors")
-    if max(ends) + 8 + size != whole:
-        raise RequestRefused.of("adapter-not-whole", why=f"{WEIGHTS} has {whole} bytes, not what its head says")
     if not any("lora_" in name for name in tensors):
         raise RequestRefused.of("adapter-not-whole", why=f"{WEIGHTS} has no matrices of LoRA")
     return rank

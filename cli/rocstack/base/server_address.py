@@ -1,0 +1,40 @@
+"""Where a server of ours listens, as its settings say."""
+
+from typing import Annotated, Self
+
+from pydantic import StringConstraints, model_validator
+
+from rocstack.base.words import AtKey, Value
+
+Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerAddress(Value):
+    """`listen` is HOST:PORT; with `certificate` and `key`, files in PEM, it speaks TLS."""
+
+    listen: Address
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def tls(self) -> bool:
+        return self.certificate is not None
+
+    @property
+    def on_loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise AtKey(("certificate",), "certificate and key belong together")
+        return self

@@ -9,7 +9,7 @@ import typer
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, ShortGroup, asked_password, command, commands
 from rocstack.cli.ui import err, mb, out, say, table
-from rocstack.steps.options import BundleInstallOptions, BundleOptions
+from rocstack.steps.release_options import BundleInstallOptions, BundleOptions
 
 
 class BundleGroup(ShortGroup):

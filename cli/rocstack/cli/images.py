@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, command
 from rocstack.cli.ui import escape, mb, out, paragraph, say, show_finding, table
+from rocstack.steps.job_options import ExportOptions
 from rocstack.steps.options import (
     BuildOptions,
     ExplainOptions,
-    ExportOptions,
     LockOptions,
     OutdatedOptions,
     RenderOptions,

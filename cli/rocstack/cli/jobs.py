@@ -12,7 +12,8 @@ import typer
 from rocstack.base.text import count, visible_lines
 from rocstack.cli.command import Answer, command, commands
 from rocstack.cli.ui import Interrupted, out, paragraph, print_json, say, table
-from rocstack.steps.options import Flag, JobOptions, StacksOptions, SubmitOptions, TokenOptions
+from rocstack.steps.job_options import JobOptions, SubmitOptions, TokenOptions
+from rocstack.steps.options import Flag, StacksOptions
 
 if TYPE_CHECKING:
     from rocstack.jobs.recipe import Recipe

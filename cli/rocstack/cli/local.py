@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rocstack.base.text import count
 from rocstack.cli.command import Answer, command, commands
 from rocstack.cli.ui import out, say, table
 from rocstack.steps.options import Flag, Stack, settings
@@ -73,7 +74,11 @@ def down(every: Annotated[bool, Flag("Also remove the image of virtual nodes.", 
     gone["images"] = cluster.remove_images() if every else 0
     yield {"virtual": True, "removed": gone}
     if any(gone.values()):
-        out.print("removed: " + ", ".join(f"{count} {what}" for what, count in gone.items() if count) + " (virtual)")
+        out.print(
+            "removed: "
+            + ", ".join(count(number, what.removesuffix("s")) for what, number in gone.items() if number)
+            + " (virtual)"
+        )
     else:
         out.print("no virtual cluster here: nothing to remove")
 

@@ -70,7 +70,8 @@ def show_plan(preview: DeployPreview) -> None:
     out.print()
     if ship := plan.ship:
         out.say(f"the image would go to {ship['nodes']} nodes by {ship['method']}: {ship['why']}")
-    changes = f"{sum(len(node.changes) for node in plan.nodes)} changes on {len(plan.changed)} nodes"
+    number = sum(len(node.changes) for node in plan.nodes)
+    changes = f"{count(number, 'change')} on {count(len(plan.changed), 'node')}"
     out.say(f"nothing can be done: {preview.refused}" if preview.refused else changes)
 
 

@@ -10,8 +10,8 @@ import typer
 from rocstack.base.text import count, listed
 from rocstack.cli.command import Answer, ShortGroup, asked_password, command, commands
 from rocstack.cli.ui import mb, out, print_error, say, table
-from rocstack.steps.options import (
-    Flag,
+from rocstack.steps.options import Flag
+from rocstack.steps.release_options import (
     PasswordFile,
     PromoteOptions,
     RebuildOptions,

@@ -11,7 +11,8 @@ import typer
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.cli.command import Cluster, Json, Service, command
 from rocstack.cli.ui import State, err, out, print_json, say, table
-from rocstack.steps.options import TRAIN, Flag, Nic, RunOptions, Stack, settings
+from rocstack.steps.job_options import TRAIN, RunOptions
+from rocstack.steps.options import Flag, Nic, Stack, settings
 
 if TYPE_CHECKING:
     from rocstack.steps.run import RunPlan

@@ -9,7 +9,7 @@ import typer
 from rocstack.cli.command import Json, command
 from rocstack.cli.run import Print, start_line
 from rocstack.cli.ui import State, print_json, say
-from rocstack.steps.options import ServeOptions
+from rocstack.steps.job_options import ServeOptions
 
 
 @command("rocstack serve ~/models/llama-8b --adapters ~/adapters -- --max-model-len=4096", allow_extra_args=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rocstack.base.text import count
 from rocstack.cli.command import Answer, command
 from rocstack.cli.ui import out, paragraph, show_finding, table
-from rocstack.steps.options import SizeOptions
+from rocstack.steps.job_options import SizeOptions
 
 if TYPE_CHECKING:
     from rocstack.size.layout import GpuLayout

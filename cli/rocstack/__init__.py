@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rocstack.steps.doctor import doctor
     from rocstack.steps.explain import explain, render, stacks
     from rocstack.steps.first_light import first_light, replay
+    from rocstack.steps.job_options import RunOptions, SizeOptions
     from rocstack.steps.options import (
         BuildOptions,
         DeployOptions,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
         RenderOptions,
         ReplayOptions,
         RollbackOptions,
-        RunOptions,
-        SizeOptions,
         StacksOptions,
         StatusOptions,
         VerifyOptions,
@@ -65,9 +64,11 @@ __all__ += [
     "probe",
 ]
 __all__ += ["render", "replay", "rollback", "size", "stacks", "status", "verify"]
+_OF_JOBS = ("RunOptions", "SizeOptions")
 _HOMES = {
     "base.errors": ("BadInput", "CheckFailed", "Missing", "RocstackError"),
-    "steps.options": tuple(name for name in __all__ if name.endswith("Options")),
+    "steps.options": tuple(name for name in __all__ if name.endswith("Options") and name not in _OF_JOBS),
+    "steps.job_options": _OF_JOBS,
     "steps.build": ("BuildEvents", "build", "lock"),
     "steps.deploy": ("deploy", "plan_deploy", "plan_rollback", "rollback", "status"),
     "steps.doctor": ("doctor",),

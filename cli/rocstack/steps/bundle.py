@@ -26,8 +26,9 @@ from rocstack.edge import engine, files
 from rocstack.release.plan import LATEST, ReleaseFile
 from rocstack.release.record import ReleaseRecord
 from rocstack.release.site import REQUIRED
-from rocstack.steps.options import BundleInstallOptions, BundleOptions, Note, ignore, settings
+from rocstack.steps.options import Note, ignore, settings
 from rocstack.steps.release_access import Password, open_site, read_password, trusted_keys
+from rocstack.steps.release_options import BundleInstallOptions, BundleOptions
 from rocstack.trust.keys import PublicKey, SigningKey
 
 

@@ -33,15 +33,7 @@ from rocstack.registry.local_image import LocalImage
 from rocstack.registry.registry_http import RegistryHttp, as_own_engine
 from rocstack.registry.repository import Repository
 from rocstack.settings.settings import Settings, of_setting, placed
-from rocstack.steps.options import (
-    DeployOptions,
-    Note,
-    RollbackOptions,
-    StatusOptions,
-    ignore,
-    inventory_path,
-    settings,
-)
+from rocstack.steps.options import DeployOptions, Note, RollbackOptions, StatusOptions, ignore, inventory_path, settings
 from rocstack.trust.keys import PublicKey
 
 ROLLOUT = ("canary", "wave", "drain_timeout", "requeue", "failures")  # options that stand in `cluster.rollout`

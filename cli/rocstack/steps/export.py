@@ -24,7 +24,8 @@ from rocstack.image.build_report import with_built_stack
 from rocstack.registry.image_layout import write_layout
 from rocstack.registry.local_image import LocalImage
 from rocstack.stack.component import ROLES
-from rocstack.steps.options import ExportOptions, Note, ignore, settings
+from rocstack.steps.job_options import ExportOptions
+from rocstack.steps.options import Note, ignore, settings
 
 SQUASHFS, OCI = "squashfs", "oci"
 FORMATS = (SQUASHFS, OCI)

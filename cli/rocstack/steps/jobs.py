@@ -16,7 +16,8 @@ from rocstack.jobs.pools import fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
-from rocstack.steps.options import JobOptions, StacksOptions, SubmitOptions, TokenOptions, inventory_path, settings
+from rocstack.steps.job_options import JobOptions, SubmitOptions, TokenOptions
+from rocstack.steps.options import StacksOptions, inventory_path, settings
 
 EVERY_S = 1.0  # between two looks at a job that is followed
 LONGEST_TOKEN = 90 * 86400  # seconds

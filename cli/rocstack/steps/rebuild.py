@@ -30,8 +30,9 @@ from rocstack.release.sbom import packages_of
 from rocstack.release.site import REQUIRED
 from rocstack.settings.settings import Settings
 from rocstack.steps.build import BuildEvents, build_images
-from rocstack.steps.options import BuildOptions, Note, RebuildOptions, settings
+from rocstack.steps.options import BuildOptions, Note, settings
 from rocstack.steps.release_access import trusted_keys
+from rocstack.steps.release_options import RebuildOptions
 from rocstack.trust import contents
 from rocstack.trust.envelope import PROVENANCE, SBOM
 from rocstack.trust.keys import PublicKey

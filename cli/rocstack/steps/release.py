@@ -31,9 +31,10 @@ from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
 from rocstack.stack.component import Role
-from rocstack.steps.options import BuildOptions, ReleaseOptions, settings
+from rocstack.steps.options import BuildOptions, settings
 from rocstack.steps.release_access import Password, open_site, signing_keys, trusted_keys
 from rocstack.steps.release_check import attest_report
+from rocstack.steps.release_options import ReleaseOptions
 from rocstack.steps.release_plan import EntryPlan, plan_entry
 from rocstack.trust.envelope import PROVENANCE, SBOM
 from rocstack.trust.keys import SigningKey

@@ -13,8 +13,9 @@ from rocstack.release.plan import LATEST, WEEK, ReleaseFile
 from rocstack.release.record import ReleasedImage, ReleaseRecord
 from rocstack.release.report import predicate
 from rocstack.release.site import REQUIRED, ReleaseSite, Verified
-from rocstack.steps.options import Note, PromoteOptions, ReleaseVerifyOptions, ignore, settings
+from rocstack.steps.options import Note, ignore, settings
 from rocstack.steps.release_access import Password, open_site, signing_keys, trusted_keys
+from rocstack.steps.release_options import PromoteOptions, ReleaseVerifyOptions
 from rocstack.trust.envelope import VERIFY_REPORT
 from rocstack.trust.keys import SigningKey
 from rocstack.trust.signing import sign_image

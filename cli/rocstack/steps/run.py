@@ -19,7 +19,8 @@ from rocstack.node.image_facts import from_labels
 from rocstack.probe.recordings import probe_host
 from rocstack.stack import component
 from rocstack.stack.component import ROLES
-from rocstack.steps.options import SERVE, TRAIN, RunOptions, settings
+from rocstack.steps.job_options import SERVE, TRAIN, RunOptions
+from rocstack.steps.options import settings
 
 
 @dataclass(frozen=True)

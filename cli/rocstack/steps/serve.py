@@ -16,7 +16,7 @@ from rocstack.serve.base_model import read_base
 from rocstack.serve.engine_arguments import refuse_own
 from rocstack.serve.registry import FolderRegistry
 from rocstack.serve.settings import ServeSettings, refusal
-from rocstack.steps.options import SERVE, RunOptions, ServeOptions
+from rocstack.steps.job_options import SERVE, RunOptions, ServeOptions
 from rocstack.steps.run import RunPlan, plan_run
 
 STACK = "vllm-cpu"

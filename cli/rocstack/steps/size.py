@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rocstack.size import ask
 from rocstack.size.sizing import Sized
-from rocstack.steps.options import SizeOptions
+from rocstack.steps.job_options import SizeOptions
 
 
 def size(choice: SizeOptions) -> Sized:

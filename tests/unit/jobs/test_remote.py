@@ -15,8 +15,8 @@ from rocstack.jobs import remote
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Layout, Recipe
 from rocstack.jobs.remote import SlurmControl
+from rocstack.steps.job_options import TokenOptions
 from rocstack.steps.jobs import token
-from rocstack.steps.options import TokenOptions
 
 CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
 SACCT = Path(__file__).parent / "data/sacct-completed.json"

@@ -24,7 +24,7 @@ from rocstack.stack.sandbox import for_templates
 UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432}
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRACES = "rm -rf /var/log/apt /var/log/dpkg.log /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache"  # apt's, in an image
-TRAINER, SERVICE = "trainer", "service"
+TRAINER, SERVICE, MAXTEXT = "trainer", "service", "maxtext"
 ONLY_STACKS = ("python3-pip", "binutils")  # wheels and stripped libraries, which a mere NIC's layer hasn't
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
@@ -118,6 +118,8 @@ def render(
         files |= own_package.files(_site_packages(resolved))
     if gateway_package.VLLM in parts:
         files |= gateway_package.files()
+    if MAXTEXT in parts:
+        files |= tree(paths.images() / MAXTEXT, MAXTEXT)
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:

@@ -26,7 +26,7 @@ import types
 from pathlib import Path
 
 MOST = 1 << 20  # bytes of a request
-LINES, WIDTH = 20_000, 2_000  # of the answer's text
+TEXT = 8 << 20  # characters of the answer's text
 WORDS = 4_000  # of an error
 KEY = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
@@ -61,7 +61,7 @@ COLLECTIVE = re.compile(
 HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 CALLS = re.compile(r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")
 KEPT = re.compile(
-    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation|source_target_pairs|dimensions)="
+    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation|source_target_pairs)="
     r"(?:\{\{[^=]*?\}\}|\{[^}]*\}|%?[\w.\-]+)"
     r"|\breplica_groups=(?:\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
 )
@@ -100,17 +100,20 @@ def excerpt(text):
         kept.append(f"{'ENTRY ' if name == entry else ''}%{name} {{")
         kept += [_short(line) for line, names in lines if COLLECTIVE.search(line) or reach.intersection(names)]
         kept.append("}")
-    if len(kept) > LINES or any(len(line) > WIDTH for line in kept):
+    if sum(map(len, kept)) > TEXT:
         raise Refused("the compiled text has more collectives than this program hands on")
     return kept
 
 
 def _short(line):
-    """`%name = type op()` and the attributes that count."""
-    start = re.search(r" ([a-z][a-z0-9\-]*)\(", line)
+    """`%name = type op()` and the attributes that count; the type only of collectives."""
+    name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
+    operation = re.search(r"(?:^|[ )}\]])([a-z][a-z0-9\-]*)\(", rest)
+    kind = rest[: operation.start(1)].strip() if COLLECTIVE.search(line) else ""
     trips = TRIPS.search(line)
-    attributes = [each[0] for each in KEPT.finditer(line)] + ([f"trips={trips[1]}"] if trips else [])
-    return ", ".join([re.sub(r"\{[\d,:TSE()*]*\}", "", line[: start.end()].strip()) + ")", *attributes])
+    attributes = [each[0] for each in KEPT.finditer(rest)] + ([f"trips={trips[1]}"] if trips else [])
+    shape = re.sub(r"/\*.*?\*/|\{[^}]*\}", "", kind)
+    return ", ".join([f"{name} = {shape} {operation[1]}()".replace("  ", " "), *attributes])
 
 
 def devices(gpu, nodes, per_node):

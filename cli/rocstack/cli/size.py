@@ -10,6 +10,7 @@ from rocstack.cli.ui import out, paragraph, show_finding, table
 from rocstack.steps.job_options import SizeOptions
 
 if TYPE_CHECKING:
+    from rocstack.size.compiled import Compiled
     from rocstack.size.layout import GpuLayout
     from rocstack.size.sizing import Sized
 
@@ -18,14 +19,16 @@ GIB = float(1 << 30)
 
 @command("rocstack size llama-3.1-70b --gpu mi300x --nodes 4")
 def size(choice: SizeOptions) -> Answer:
-    """Say by formula what a model needs on a kind of GPU, how fast it would be, and in which layout.
+    """Say what a model needs on a kind of GPU, how fast it would be, and in which layout: by formula at once, and with
+    --compile by the compiler, too.
 
     Exit code 1: it doesn't fit.
     """
     from rocstack.steps.size import size as answer
 
-    found = answer(choice)
-    yield found
+    answers = answer(choice)
+    yield answers
+    found = answers.formula
     _head(found)
     _memory(found)
     _wire(found)
@@ -34,6 +37,49 @@ def size(choice: SizeOptions) -> Answer:
         show_finding(each)
     if not found.hardware.gemm:
         out.say(f"\nno times: nobody has published what products reach on the {found.hardware.gpu}")
+    if answers.compiled:
+        _compiled(found, answers.compiled)
+
+
+def _compiled(found: Sized, said: Compiled) -> None:
+    out.print()
+    took = f"in {sum(said.seconds.values()):.0f} s" if said.seconds else ""
+    kernel = {"flash": "JAX's flash kernel", "dot_product": "whole scores (dot_product)"}[said.attention]
+    paragraph("compiler", f"MaxText 0.2.1's train step, attention by {kernel}, {found.hardware.gpu} {took}".rstrip())
+    if not said.refused:
+        _beside(found, said)
+    for each in said.findings:
+        show_finding(each)
+
+
+def _beside(found: Sized, said: Compiled) -> None:
+    """Both answers. MaxText's arguments are what the formula calls weights and optimizer's states."""
+    budget = found.hardware.budget
+    rest = found.memory.total - said.formula
+    rows = [
+        ("weights and optimizer's states (arguments)", said.formula, said.arguments),
+        ("all else (temporaries)", rest, said.temporaries),
+        ("all", found.memory.total, said.total),
+    ]
+    out.print()
+    table(
+        ("GIB OF A GPU", "FORMULA", "COMPILER"),
+        [(name, f"{own / GIB:.1f}", f"{theirs / GIB:.1f}") for name, own, theirs in rows],
+        right=(1, 2),
+    )
+    fits = f"fits: {-said.over / GIB:.1f} GiB left" if said.ok else f"doesn't fit: {said.over / GIB:.1f} GiB too little"
+    out.say(f"{fits} of {budget / GIB:.0f} GiB that a run may use, says the compiler")
+    rows_of = [
+        (
+            each.kind, f"{each.count:,}", f"{each.largest / 1e6:,.1f}", f"{each.sent / 1e9:,.1f}", f"{each.ranks:,}",
+            "fabric" if each.fabric else "node", "" if seconds is None else f"{seconds:.2f}",
+        )
+        for each, seconds in said.wires
+    ]  # fmt: skip
+    if rows_of:
+        out.print()
+        heads = ("COLLECTIVES OF THE COMPILED STEP", "TIMES", "LARGEST MB", "SENT GB", "RANKS", "OVER", "SECONDS")
+        table(heads, rows_of, right=(1, 2, 3, 4, 6))
 
 
 def _head(found: Sized) -> None:

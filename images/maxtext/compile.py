@@ -11,8 +11,8 @@ the text numbers GPUs; `text`, the compiled text's lines that hold collectives o
 
 The plugin's own start needs a GPU, so its library is registered by hand; the compiler gets the GPUs as a topology of
 nodes x 1 x GPUs and a description of one (XLA's GpuTargetConfigProto). MaxText's train_compile knows TPUs alone, so its
-mesh is replaced. Two defects of MaxText 0.2.1 are worked round: its flash kernel's blocks ask for more shared memory than
-MI300X has, and it calls the kernel outside shard_map, so that every GPU gathers the whole batch.
+mesh is replaced. Two defects of MaxText 0.2.1 are worked round: its flash kernel's blocks ask for more shared memory
+than MI300X has, and it calls the kernel outside shard_map, so that every GPU gathers the whole batch.
 """
 
 import importlib.util
@@ -59,9 +59,10 @@ COLLECTIVE = re.compile(
     r"(?:-start)?\("
 )
 HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-CALLS = re.compile(r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)")
+CALLING = r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)="
+CALLS = re.compile(CALLING + r"(\{[^}]*\}|%?[\w.\-]+)")
 KEPT = re.compile(
-    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation|source_target_pairs)="
+    rf"(?:{CALLING}|\bsource_target_pairs=)"
     r"(?:\{\{[^=]*?\}\}|\{[^}]*\}|%?[\w.\-]+)"
     r"|\breplica_groups=(?:\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
 )
@@ -125,7 +126,8 @@ def devices(gpu, nodes, per_node):
     bandwidth, shared = TARGETS[gpu["gfx"]]
     config = GPU.format(**gpu, bandwidth=bandwidth, shared=shared)
     shape = f"{nodes}x1x{per_node}"
-    return topologies.get_topology_desc(topology_name=shape, platform="rocm", target_config=config, topology=shape).devices
+    found = topologies.get_topology_desc(topology_name=shape, platform="rocm", target_config=config, topology=shape)
+    return found.devices
 
 
 def placed(found, axes, order):
@@ -187,12 +189,14 @@ def answer(request):
         done("start")
         phase = "config"
         gpus = request["nodes"] * request["per_node"]
-        settings = {**FIXED, **request["config"], "internal_compile_num_devices": gpus, "attention": request["attention"]}
+        settings = {**FIXED, **request["config"], "attention": request["attention"]}
+        settings["internal_compile_num_devices"] = gpus
         if not all(KEY.fullmatch(key) for key in settings):
             raise Refused("a key of the configuration is none of MaxText's")
         base = Path(importlib.util.find_spec("maxtext").submodule_search_locations[0]) / "configs/base.yml"
         config = pyconfig.initialize(["size", str(base), *(f"{key}={value}" for key, value in settings.items())])
-        axes = dict(zip(config.mesh_axes, map(math.prod, zip(config.dcn_parallelism, config.ici_parallelism))))
+        degrees = map(math.prod, zip(config.dcn_parallelism, config.ici_parallelism, strict=True))
+        axes = dict(zip(config.mesh_axes, degrees, strict=True))
         found = devices(request["gpu"], request["nodes"], request["per_node"])
         mesh = Mesh(placed(found, axes, request["order"]), config.mesh_axes, axis_types=(AxisType.Auto,) * len(axes))
         if request["attention"] == "flash":
@@ -228,7 +232,8 @@ def answer(request):
             import traceback
 
             traceback.print_exc()
-        return {"refused": {"phase": phase, "type": type(error).__name__, "says": str(error)[:WORDS]}, "seconds": seconds}
+        refused = {"phase": phase, "type": type(error).__name__, "says": str(error)[:WORDS]}
+        return {"refused": refused, "seconds": seconds}
 
 
 def main():

@@ -119,7 +119,9 @@ def render(
     if gateway_package.VLLM in parts:
         files |= gateway_package.files()
     if MAXTEXT in parts:
-        files |= tree(paths.images() / MAXTEXT, MAXTEXT)
+        # Apart: another program shall not install everything again.
+        for folder, name in (("maxtext", "requirements.txt"), ("compile", "compile.py")):
+            files[f"{folder}/{name}"] = ContextFile((paths.images() / MAXTEXT / name).read_bytes())
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:

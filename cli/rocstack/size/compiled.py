@@ -183,25 +183,27 @@ def _findings(answer: _Answer, sized: Sized, step: StepText, attention: str, ove
     if gathered > ANEW * weights:
         ways = ["fewer micro-batches (a larger --micro-batch)"] if layout.accumulate > 1 else []
         ways += ["--shard 1, which shards the optimizer alone"] if layout.shard > 1 else ["another layout"]
-        found.append(texts["compiled-gathers-anew"].finding({
-            "size": f"{gathered / 1e12:.2g} TB" if gathered >= 1e12 else f"{gathered / 1e9:.0f} GB",
-            "times": f"{gathered / weights:.1f}", "micro": layout.accumulate, "advice": ", or ".join(ways),
-        }))  # fmt: skip
+        micro = f"{layout.accumulate} micro-batch{'es' * (layout.accumulate > 1)}"
+        size = f"{gathered / 1e12:.2g} TB" if gathered >= 1e12 else f"{gathered / 1e9:.0f} GB"
+        values = {"size": size, "times": f"{gathered / weights:.1f}", "micro": micro, "advice": ", or ".join(ways)}
+        found.append(texts["compiled-gathers-anew"].finding(values))
     if step.endless:
         found.append(texts["compiled-loops-unknown"].finding({"loops": step.endless}))
     return in_order(found)
 
 
 # What the compiler or MaxText says -> the finding of ours, and what of it goes into that.
-_KNOWN = (
-    (re.compile(r"Shared memory size limit exceeded|RESOURCE_EXHAUSTED.{0,200}[Ss]hared memory", re.S), "kernel-too-large"),
-    (re.compile(r"not divisible by|divisible by|should be divisible|evenly divide|does not divide|must divide"), "maxtext-indivisible"),
-    (re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory"), "compiler-out-of-memory"),
-)  # fmt: skip
+_KNOWN = {
+    "kernel-too-large": re.compile(
+        r"Shared memory size limit exceeded|RESOURCE_EXHAUSTED.{0,200}[Ss]hared memory", re.S
+    ),
+    "maxtext-indivisible": re.compile(r"divisible|evenly divide|does not divide|must divide"),
+    "compiler-out-of-memory": re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory"),
+}
 
 
 def _refusal(said: _Refused, sized: Sized, attention: str, seconds: dict[str, float]) -> Compiled:
-    code = next((code for pattern, code in _KNOWN if pattern.search(said.says)), "compiler-refuses")
+    code = next((code for code, pattern in _KNOWN.items() if pattern.search(said.says)), "compiler-refuses")
     last = " ".join(said.says.split())[:300]
     finding = _texts()[code].finding({"phase": visible(said.phase), "type": visible(said.type), "says": visible(last)})
     return Compiled(

@@ -148,7 +148,7 @@ def _group(attributes: str, gpus: int, node_of: Callable[[int], int]) -> tuple[i
         ways = [_numbers(each, gpus) for each in pairs[1].split("},{")]
         if any(len(way) != 2 for way in ways):
             raise ValueError("a pair of GPUs isn't two")
-        ahead = {source: target for source, target in ways}
+        ahead = {way[0]: way[1] for way in ways}
         ring, at = 1, ahead[ways[0][0]]
         while at in ahead and at != ways[0][0] and ring <= gpus:
             ring, at = ring + 1, ahead[at]

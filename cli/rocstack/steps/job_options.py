@@ -144,7 +144,7 @@ class SizeOptions:
     accumulate: Annotated[int | None, Flag("Micro-batches of a step.", least=1, most=MOST)] = None
     interleave: Annotated[int | None, Flag("Chunks of layers of each pipeline stage.", least=1, most=MOST)] = None
     recompute: Annotated[str, Flag("Activations that backward computes again: auto, none or layers.")] = "auto"
-    compile: Annotated[bool, Flag("Compile MaxText's train step for these GPUs, too, in an image with MaxText.")] = False
+    compile: Annotated[bool, Flag("Compile MaxText's train step for these GPUs, too.")] = False
     image: Annotated[
         str | None, Flag("With --compile: image with MaxText; default: the one built here of maxtext-rocm-7.2.")
     ] = None

@@ -232,6 +232,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
             packages[part.name] = [*part.packages.packages, *part.packages.of_role(role)]
     built = {p.name: f"/opt/{p.name}/" for p in resolved.parts if p.choice.method == "source"}
     built |= {SERVICE: f"{_site_packages(resolved)}/rocstack/"} if resolved.has(SERVICE) else {}
+    built |= {MAXTEXT: f"/opt/{MAXTEXT}/"} if resolved.has(MAXTEXT) else {}
     if role == "worker":
         packages["nic"] = [package for provider in resolved.providers for package in provider.packages]
         if resolved.plugin:

@@ -194,9 +194,7 @@ def _findings(answer: _Answer, sized: Sized, step: StepText, attention: str, ove
 
 # What the compiler or MaxText says -> the finding of ours, and what of it goes into that.
 _KNOWN = {
-    "kernel-too-large": re.compile(
-        r"Shared memory size limit exceeded|RESOURCE_EXHAUSTED.{0,200}[Ss]hared memory", re.S
-    ),
+    "kernel-too-large": re.compile(r"[Ss]hared memory size limit exceeded|exceeds? (?:the )?shared memory"),
     "maxtext-indivisible": re.compile(r"divisible|evenly divide|does not divide|must divide"),
     "compiler-out-of-memory": re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory"),
 }

@@ -57,8 +57,8 @@ def _run(image: str, asked: bytes) -> bytes:
     name = f"rocstack-size-{os.getpid()}"
     line = [
         "docker", "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--network=none", "--read-only",
-        "--no-healthcheck", "--tmpfs=/tmp:mode=1777", f"--user={NOBODY}:{NOBODY}", "--env=HOME=/tmp", f"--memory={MEMORY}",
-        "--env=PYTHONPATH=/opt/maxtext/lib", "--env=PYTHONDONTWRITEBYTECODE=1", *privileges.LEAST,
+        "--no-healthcheck", "--tmpfs=/tmp:mode=1777", f"--user={NOBODY}:{NOBODY}", "--env=HOME=/tmp",
+        f"--memory={MEMORY}", "--env=PYTHONPATH=/opt/maxtext/lib", "--env=PYTHONDONTWRITEBYTECODE=1", *privileges.LEAST,
         "--entrypoint=python3", image, PROGRAM,
     ]  # fmt: skip
     try:

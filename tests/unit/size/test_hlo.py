@@ -170,7 +170,8 @@ def test_a_step_of_one_gpu() -> None:
         ["%a {", "%c = call(), to_apply=%b", "}", "%b {", "%c = call(), to_apply=%a", "}",
          "ENTRY %main {", "%c = call(), to_apply=%a", "}"],
         ["%a {", "%r = f32[1] all-reduce(), replica_groups={{0,1}}", "}",
-         "%b {", "%w = while(), body=%a, trips=999999999", "}", "ENTRY %main {", "%w = while(), body=%b, trips=9999", "}"],
+         "%b {", "%w = while(), body=%a, trips=999999999", "}",
+         "ENTRY %main {", "%w = while(), body=%b, trips=9999", "}"],
     ],
 )  # fmt: skip
 def test_what_is_no_such_text(lines: list[str]) -> None:

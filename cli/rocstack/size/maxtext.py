@@ -87,11 +87,10 @@ def degrees(shape: Shape, layout: GpuLayout) -> Settings:
         each = shape.layers // chunks
         found["num_layers_per_pipeline_stage"] = each
         found["num_pipeline_microbatches"] = rounds = layout.accumulate
-        found["scan_layers_per_stage"] = each > 1
     elif layout.accumulate > 1:
         found["gradient_accumulation_steps"] = layout.accumulate
-    # MaxText rounds their product with the GPUs down, and a float may be a little less than what it stands for.
-    found["per_device_batch_size"] = (layout.dp * layout.micro * rounds + 1e-3) / layout.gpus
+    share = layout.micro * rounds / (layout.tp * layout.pp)  # of each GPU; a whole number where it can be one
+    found["per_device_batch_size"] = int(share) if share == int(share) else share
     return found
 
 

@@ -43,9 +43,10 @@ def size(choice: SizeOptions) -> Answer:
 
 def _compiled(found: Sized, said: Compiled) -> None:
     out.print()
-    took = f"in {sum(said.seconds.values()):.0f} s" if said.seconds else ""
+    took = f", in {sum(said.seconds.values()):.0f} s" if said.seconds else ""
     kernel = {"flash": "JAX's flash kernel", "dot_product": "whole scores (dot_product)"}[said.attention]
-    paragraph("compiler", f"MaxText 0.2.1's train step, attention by {kernel}, {found.hardware.gpu} {took}".rstrip())
+    out.say(f"compiled: MaxText 0.2.1's train step for {found.hardware.gpu}{took}")
+    paragraph("kernel", f"attention by {kernel}")
     if not said.refused:
         _beside(found, said)
     for each in said.findings:

@@ -22,10 +22,10 @@ from rocstack.size.hlo import Collective, StepText
 from rocstack.size.memory import held
 from rocstack.size.sizing import Sized
 from rocstack.size.speed import seconds_of
-from rocstack.size.traffic import Traffic
+from rocstack.size.traffic import BF16, Traffic
 
 STATES = 12  # bytes that MaxText keeps of a parameter: weight and both moments of AdamW, in float32
-ANEW = 1.5  # times the bytes of weights that are gathered forward and backward
+ANEW = 0.6  # of the bytes of weights, for each micro-batch: some layouts leave out the embedding, or a stage
 LONGEST = 16 << 20  # bytes of an answer
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 50)]
@@ -178,15 +178,16 @@ def _findings(answer: _Answer, sized: Sized, step: StepText, attention: str, ove
         ))  # fmt: skip
     if attention == maxtext.DOT_PRODUCT:
         found.append(texts["scores-are-kept"].finding({}))
-    gathered = sum(each.sent for each in step.collectives if each.kind == "all-gather" and each.fabric)
-    weights = 2 * 2 * shape.parameters / (layout.tp * layout.pp)
-    if gathered > ANEW * weights:
-        ways = ["fewer micro-batches (a larger --micro-batch)"] if layout.accumulate > 1 else []
-        ways += ["--shard 1, which shards the optimizer alone"] if layout.shard > 1 else ["another layout"]
-        micro = f"{layout.accumulate} micro-batch{'es' * (layout.accumulate > 1)}"
-        size = f"{gathered / 1e12:.2g} TB" if gathered >= 1e12 else f"{gathered / 1e9:.0f} GB"
-        values = {"size": size, "times": f"{gathered / weights:.1f}", "micro": micro, "advice": ", or ".join(ways)}
-        found.append(texts["compiled-gathers-anew"].finding(values))
+    for kind, code, passes in (("all-gather", "compiled-gathers-anew", 2), ("reduce-scatter", "compiled-sums-anew", 1)):
+        sent = sum(each.sent for each in step.collectives if each.kind == kind and each.fabric)
+        once = passes * BF16 * shape.parameters / (layout.tp * layout.pp)
+        if layout.accumulate > 1 and sent > ANEW * layout.accumulate * once:
+            ways = ["a larger --micro-batch, so that there are fewer"]
+            ways += ["--shard 1, which shards the optimizer alone"] if layout.shard > 1 else []
+            values = {"size": f"{sent / 1e12:.2g} TB" if sent >= 1e12 else f"{sent / 1e9:.0f} GB"}
+            advice = ", or ".join(ways)
+            values |= {"times": f"{sent / once:.0f}", "micro": str(layout.accumulate), "advice": advice}
+            found.append(texts[code].finding(values))
     if step.endless:
         found.append(texts["compiled-loops-unknown"].finding({"loops": step.endless}))
     return in_order(found)

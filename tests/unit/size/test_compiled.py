@@ -34,6 +34,7 @@ def step(*lines: str) -> list[str]:
 
 
 GATHER = "%w = bf16[8030261248] all-gather(), replica_groups=[1,64]<=[64]"
+SUM = "%g = bf16[125472832] reduce-scatter(), replica_groups=[1,64]<=[64]"
 
 
 def test_it_fits_or_says_by_how_much_not() -> None:
@@ -71,9 +72,12 @@ def test_weights_that_are_gathered_twice_are_no_finding_and_more_often_are() -> 
     assert (gather.count, gather.ranks, gather.fabric) == (2, 64, True)
     assert gather.sent == pytest.approx(formula.bytes, rel=0.01)
     assert not twice.findings
-    often = compiled.read(said(text=step(*[GATHER] * 8)), own, "flash")
-    assert [each.code for each in often.findings] == ["compiled-gathers-anew"]
-    assert "3.9 times" in often.findings[0].what
+    rounds = sized(accumulate=4)
+    often = compiled.read(said(text=step(*[GATHER] * 8, *[SUM] * 4)), rounds, "flash")
+    assert [each.code for each in often.findings] == ["compiled-gathers-anew", "compiled-sums-anew"]
+    assert "126 GB over the fabric, 4 times" in often.findings[0].what
+    once = compiled.read(said(text=step(GATHER, GATHER, SUM)), rounds, "flash")
+    assert not once.findings
 
 
 def test_a_recorded_step_beside_the_formula() -> None:

@@ -1,0 +1,98 @@
+"""`rocstack size --compile` with a program in the engine's place: what it is asked, what of its answer is shown, and that
+its container is gone afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_run import Cli
+
+RECORDED = Path(__file__).parents[1] / "data/size/llama-3.1-70b-512.json"
+FOUR = ("size", "llama-3.1-70b", "--compile", "--image", "own/maxtext:1", "--json")
+LAYOUT = ("--nodes", "64", "--tp", "1", "--pp", "1", "--shard", "512", "--micro-batch", "1", "--accumulate", "1")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `docker` that writes down what it is asked, and answers with the file `answer`, or ends as `code` says."""
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+cd {tmp_path}
+echo "$*" >>lines
+[ "$1" = run ] || exit 0
+cat >request
+[ ! -e code ] || {{ echo "Killed by somebody" >&2; exit "$(cat code)"; }}
+cat answer
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_both_answers(cli: Cli, engine: Path) -> None:
+    (engine / "answer").write_bytes(RECORDED.read_bytes())
+    ran = cli(*FOUR, *LAYOUT)
+    assert ran.code == 0, ran.err
+    said = json.loads(ran.out)
+    assert said["compiled"]["memory"]["arguments"] == pytest.approx(
+        said["compiled"]["memory"]["formula"]["arguments"], rel=0.01
+    )
+    assert {each["where"] for each in said["compiled"]["collectives"]} == {"fabric"}
+    request = json.loads((engine / "request").read_text())
+    assert (request["nodes"], request["per_node"], request["gpu"]["gfx"]) == (64, 8, "gfx942")
+    start, end = (engine / "lines").read_text().splitlines()
+    assert "--network=none" in start
+    assert "--read-only" in start
+    name = next(word for word in start.split() if word.startswith("--name="))
+    assert end == f"rm --force {name.removeprefix('--name=')}"
+
+
+def test_a_person_reads_both(cli: Cli, engine: Path) -> None:
+    (engine / "answer").write_bytes(RECORDED.read_bytes())
+    ran = cli(*FOUR[:-1], *LAYOUT)
+    assert "GIB OF A GPU" in ran.out
+    assert "all-gather" in ran.out
+    assert "says the compiler" in ran.out
+
+
+def test_what_the_compiler_refuses_is_said(cli: Cli, engine: Path) -> None:
+    refused = {"phase": "trace", "type": "ValueError", "says": "heads 7 aren't divisible by 8"}
+    (engine / "answer").write_text(json.dumps({"refused": refused, "seconds": {}}))
+    ran = cli(*FOUR, *LAYOUT)
+    assert ran.code == 1
+    (finding,) = json.loads(ran.out)["compiled"]["findings"]
+    assert finding["code"] == "maxtext-indivisible"
+    shown = cli(*FOUR[:-1], *LAYOUT)
+    assert "aren't divisible by 8" in shown.out
+    assert "GIB OF A GPU" not in shown.out
+
+
+@pytest.mark.parametrize(("answer", "code"), [("nonsense", "compiler-says-nonsense"), (None, "compiler-ended")])
+def test_no_answer(cli: Cli, engine: Path, answer: str | None, code: str) -> None:
+    if answer is None:
+        (engine / "code").write_text("137")
+    else:
+        (engine / "answer").write_text(answer)
+    ran = cli(*FOUR, *LAYOUT)
+    assert ran.code == 1
+    assert json.loads(ran.out or ran.err)["error"]["code"] == code
+    assert (engine / "lines").read_text().splitlines()[-1].startswith("rm --force rocstack-size-")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["llama-3.1-8b", "--image", "own/maxtext:1"], "image-without-compile"),
+        (["llama-3.1-8b", "--compile", "--method", "lora"], "lora-not-compiled"),
+        (["mpt-7b", "--compile"], "no-such-maxtext-model"),
+        (["llama-3.1-8b", "--compile", "--pp", "8", "--nodes", "1", "--accumulate", "9"], "uneven-rounds"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(cli: Cli, engine: Path, words: list[str], code: str) -> None:
+    ran = cli("size", *words, "--json")
+    assert ran.code == 2
+    assert json.loads(ran.out or ran.err)["error"]["code"] == code
+    assert not (engine / "lines").exists()

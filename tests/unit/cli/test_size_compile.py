@@ -1,5 +1,5 @@
-"""`rocstack size --compile` with a program in the engine's place: what it is asked, what of its answer is shown, and that
-its container is gone afterwards."""
+"""`rocstack size --compile` with a program in the engine's place: what it is asked, what of its answer is shown, and
+that its container is gone afterwards."""
 
 from __future__ import annotations
 

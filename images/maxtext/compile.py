@@ -11,8 +11,9 @@ the text numbers GPUs; `text`, the compiled text's lines that hold collectives o
 
 The plugin's own start needs a GPU, so its library is registered by hand; the compiler gets the GPUs as a topology of
 nodes x 1 x GPUs and a description of one (XLA's GpuTargetConfigProto). MaxText's train_compile knows TPUs alone, so its
-mesh is replaced. Two defects of MaxText 0.2.1 are worked round: its flash kernel's blocks ask for more shared memory
-than MI300X has, and it calls the kernel outside shard_map, so that every GPU gathers the whole batch.
+mesh is replaced. Three defects of MaxText 0.2.1 are worked round: its flash kernel's blocks ask for more shared memory
+than MI300X has; it calls the kernel outside shard_map, so that every GPU gathers the whole batch; and it can't scan the
+layers of a pipeline stage, which are compiled one by one then.
 """
 
 import importlib.util
@@ -164,6 +165,18 @@ def use_flash_kernel(meshes):
     attention_op.gpu_pallas_attention = types.SimpleNamespace(mha=mha)
 
 
+def scan_stages():
+    """MaxText forgets an argument where it scans the layers of a stage."""
+    from maxtext.layers import decoders
+
+    scan = decoders.Decoder.scan_decoder_layers
+
+    def with_mode(self, *arguments, **keywords):
+        return scan(self, *arguments, **{"model_mode": self.model_mode, **keywords})
+
+    decoders.Decoder.scan_decoder_layers = with_mode
+
+
 def answer(request):
     began = time.monotonic()
     phase, seconds = "start", {}
@@ -199,6 +212,7 @@ def answer(request):
         axes = dict(zip(config.mesh_axes, degrees, strict=True))
         found = devices(request["gpu"], request["nodes"], request["per_node"])
         mesh = Mesh(placed(found, axes, request["order"]), config.mesh_axes, axis_types=(AxisType.Auto,) * len(axes))
+        scan_stages()
         if request["attention"] == "flash":
             use_flash_kernel([mesh])
         done("config")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rocstack.size.sizing import Sized
 
 GIB = float(1 << 30)
+WORTH = 0.001  # of all bytes that a step sends
 
 
 @command("rocstack size llama-3.1-70b --gpu mi300x --nodes 4")
@@ -70,17 +71,20 @@ def _beside(found: Sized, said: Compiled) -> None:
     )
     fits = f"fits: {-said.over / GIB:.1f} GiB left" if said.ok else f"doesn't fit: {said.over / GIB:.1f} GiB too little"
     out.say(f"{fits} of {budget / GIB:.0f} GiB that a run may use, says the compiler")
+    shown = [each for each in said.wires if each[0].sent >= WORTH * sum(other.sent for other, _ in said.wires)]
     rows_of = [
         (
             each.kind, f"{each.count:,}", f"{each.largest / 1e6:,.1f}", f"{each.sent / 1e9:,.1f}", f"{each.ranks:,}",
             "fabric" if each.fabric else "node", "" if seconds is None else f"{seconds:.2f}",
         )
-        for each, seconds in said.wires
+        for each, seconds in shown
     ]  # fmt: skip
     if rows_of:
         out.print()
         heads = ("COLLECTIVES OF THE COMPILED STEP", "TIMES", "LARGEST MB", "SENT GB", "RANKS", "OVER", "SECONDS")
         table(heads, rows_of, right=(1, 2, 3, 4, 6))
+    if less := len(said.wires) - len(shown):
+        out.say(f"and {less} more kinds, each less than a thousandth of all bytes")
 
 
 def _head(found: Sized) -> None:

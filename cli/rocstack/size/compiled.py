@@ -178,8 +178,11 @@ def _findings(answer: _Answer, sized: Sized, step: StepText, attention: str, ove
         ))  # fmt: skip
     if attention == maxtext.DOT_PRODUCT:
         found.append(texts["scores-are-kept"].finding({}))
-    for kind, code, passes in (("all-gather", "compiled-gathers-anew", 2), ("reduce-scatter", "compiled-sums-anew", 1)):
-        sent = sum(each.sent for each in step.collectives if each.kind == kind and each.fabric)
+    for kinds, code, passes in (
+        ({"all-gather"}, "compiled-gathers-anew", 2),
+        ({"reduce-scatter", "all-reduce"}, "compiled-sums-anew", 1),
+    ):
+        sent = sum(each.sent for each in step.collectives if each.kind in kinds and each.fabric)
         once = passes * BF16 * shape.parameters / (layout.tp * layout.pp)
         if layout.accumulate > 1 and sent > ANEW * layout.accumulate * once:
             ways = ["a larger --micro-batch, so that there are fewer"]

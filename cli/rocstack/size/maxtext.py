@@ -86,6 +86,7 @@ def degrees(shape: Shape, layout: GpuLayout) -> Settings:
             raise BadInput.of("uneven-rounds", micro=layout.accumulate, stages=layout.pp, nearest=nearest)
         each = shape.layers // chunks
         found["num_layers_per_pipeline_stage"] = each
+        found["scan_layers_per_stage"] = each > 1
         found["num_pipeline_microbatches"] = rounds = layout.accumulate
     elif layout.accumulate > 1:
         found["gradient_accumulation_steps"] = layout.accumulate
@@ -151,7 +152,7 @@ def _deepseek(shape: Shape) -> Settings:
         "kv_lora_rank": shape.key_rank, "qk_nope_head_dim": shape.head - shape.rope, "qk_rope_head_dim": shape.rope,
         "v_head_dim": shape.value, "first_num_dense_layers": shape.dense_layers, "routed_bias": shape.router_bias,
         "routed_score_func": "sigmoid", "shared_experts": shape.shared_mlp // shape.expert_mlp,
-        "rope_type": "yarn", **_experts(shape),
+        "rope_type": "yarn", "head_dim": shape.value, **_experts(shape),
     }  # fmt: skip
 
 

@@ -95,6 +95,20 @@ def test_a_recorded_step_beside_the_formula() -> None:
     assert sent["reduce-scatter", 512, True] == pytest.approx(formula["FSDP reduce"] / 2, rel=0.03)
 
 
+def test_a_recorded_pipeline_beside_the_formula() -> None:
+    """LUMI's 140B on 6,144 GPUs in TP 8, PP 8 and DP 96: TP's sums stay in the node, and each micro-batch sums up its
+    gradients over the fabric."""
+    shape, model = models.find("lumi-140b")
+    asked = Asked(tp=8, pp=8, shard=1, micro=1, accumulate=8, interleave=1, recompute=True)
+    own = answer(model, shape, hardware.find("mi250x"), asked, nodes=768, sequence=5120)
+    found = compiled.read((DATA / "lumi-140b-6144.json").read_bytes(), own, "flash")
+    assert found.arguments == pytest.approx(found.formula, rel=0.01)
+    sent = {(each.kind, each.ranks, each.fabric): each.sent for each, _ in found.wires}
+    assert sent["all-gather", 8, False] > 1e11
+    assert sent["all-gather", 96, True] == pytest.approx(2 * 2 * shape.parameters / 64, rel=0.1)
+    assert [each.code for each in found.findings] == ["compiled-sums-anew"]
+
+
 def test_where_gpus_of_a_mesh_lie() -> None:
     """The text numbers them by the mesh's axes; in the machine the pipeline is outermost."""
     axes = [["data", 2], ["stage", 2], ["fsdp", 1], ["expert", 1], ["tensor", 8]]

@@ -31,7 +31,11 @@ def request(shape: Shape, layout: GpuLayout, hardware: Hardware, sequence: int, 
     if layout.gpus % gpus:
         raise BadInput.of("uneven-nodes", gpus=f"{layout.gpus:,}", per_node=gpus)
     return {
-        "config": {**model(shape), **degrees(shape, layout), "max_target_length": sequence},
+        "config": {
+            **model(shape), **degrees(shape, layout), "max_target_length": sequence,
+            # Who trains with such a vocabulary fills it up.
+            "vocab_size": -(-shape.vocabulary // layout.tp) * layout.tp,
+        },
         "gpu": {"gfx": gfx, "units": units, "memory": int(hardware.memory), "name": f"AMD Instinct {hardware.gpu}"},
         "nodes": layout.gpus // gpus, "per_node": gpus, "order": list(ORDER), "attention": attention(shape, sequence),
     }  # fmt: skip

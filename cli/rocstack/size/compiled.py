@@ -178,6 +178,8 @@ def _findings(answer: _Answer, sized: Sized, step: StepText, attention: str, ove
         ))  # fmt: skip
     if attention == maxtext.DOT_PRODUCT:
         found.append(texts["scores-are-kept"].finding({}))
+    if layout.ep > 1:
+        found.append(texts["experts-have-room-for-all"].finding({"ep": layout.ep}))
     for kinds, code, passes in (
         ({"all-gather"}, "compiled-gathers-anew", 2),
         ({"reduce-scatter", "all-reduce"}, "compiled-sums-anew", 1),

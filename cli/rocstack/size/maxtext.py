@@ -142,7 +142,7 @@ def _mixtral(shape: Shape) -> Settings:
 
 
 def _experts(shape: Shape) -> Settings:
-    """As dense products: MaxText's grouped ones are a kernel for TPUs."""
+    """As JAX's ragged products: MaxText's own grouped ones are a kernel for TPUs."""
     return {
         "num_experts": shape.experts, "num_experts_per_tok": shape.active, "base_moe_mlp_dim": shape.expert_mlp,
         "megablox": False, "sparse_matmul": True,

@@ -80,6 +80,12 @@ def test_weights_that_are_gathered_twice_are_no_finding_and_more_often_are() -> 
     assert not once.findings
 
 
+def test_upper_bounds_are_said() -> None:
+    axes = [["data", 1], ["fsdp", 8], ["expert", 8], ["tensor", 1]]
+    found = compiled.read(said(axes=axes), sized("mixtral-8x7b", ep=8), "dot_product")
+    assert [each.code for each in found.findings] == ["scores-are-kept", "experts-have-room-for-all"]
+
+
 def test_a_recorded_step_beside_the_formula() -> None:
     """Llama 3.1 70B on 512 MI300X, compiled by MaxText 0.2.1: it gathers the bf16 weights twice, but for the embedding,
     and reduces gradients once, in bf16 where the formula has float32."""

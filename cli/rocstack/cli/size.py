@@ -84,7 +84,7 @@ def _beside(found: Sized, said: Compiled) -> None:
         heads = ("COLLECTIVES OF THE COMPILED STEP", "TIMES", "LARGEST MB", "SENT GB", "RANKS", "OVER", "SECONDS")
         table(heads, rows_of, right=(1, 2, 3, 4, 6))
     if less := len(said.wires) - len(shown):
-        out.say(f"and {less} more kinds, each less than a thousandth of all bytes")
+        out.say(f"and {count(less, 'more kind')}, less than a thousandth of all bytes each")
 
 
 def _head(found: Sized) -> None:

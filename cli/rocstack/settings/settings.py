@@ -3,14 +3,14 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from rocstack.base import document, image_names
+from rocstack.base import document, image_names, paths
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
 from rocstack.base.image_names import registry_text
 from rocstack.base.levels import Level
@@ -39,22 +39,15 @@ def _some(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    if text and not _there(text, Path.is_dir):
+    if text and not paths.there(text, Path.is_dir):
         raise ValueError(f"no folder {shortened(text)}")
     return text
 
 
 def _file(text: str) -> str:
-    if text and not _there(text, Path.is_file):
+    if text and not paths.there(text, Path.is_file):
         raise ValueError(f"no file {shortened(text)}")
     return text
-
-
-def _there(text: str, kind: Callable[[Path], bool]) -> bool:
-    try:
-        return kind(Path(text).expanduser())
-    except (RuntimeError, OSError, ValueError):  # nobody's home; a name that no file can have
-        return False
 
 
 class TrustPolicy(Value):

@@ -504,6 +504,12 @@ def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert completion.of_option("out") is None
 
 
+def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    command = f"mkdir here; cd here; rmdir ../here; {sys.executable} -m rocstack.cli.main config"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, "the folder that you are in was removed" in ran.stderr) == (2, True), ran.stderr
+
+
 def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:
     command = f"{sys.executable} -m rocstack.cli.main render --json | head -c 10"
     ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=ENV, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tiny_adapters as tiny
 
 from rocstack.base.errors import BadInput
 from rocstack.serve import base_model, settings
-from rocstack.serve.adapter_check import Limits, check
+from rocstack.serve.adapter_check import Limits, check, parse_config
 from rocstack.serve.registry import FolderRegistry, hint
 from rocstack.serve.safetensors_header import MOST_HEADER, Tensor, read_header
 from rocstack.serve.staging import Staging
@@ -127,6 +128,12 @@ def test_ranks_by_layer(base: base_model.BaseModel) -> None:
         ({"r": 8}, "adapter-shape", "4x64"),
         ({"lora_alpha": "nan"}, "adapter-unread", "lora_alpha"),
         ({"lora_alpha": float("inf")}, "adapter-unread", "inf"),
+        ({"lora_alpha": float("nan")}, "adapter-unread", "nan"),
+        ({"lora_alpha": 10**400}, "adapter-unread", "lora_alpha"),
+        ({"lora_alpha": -1e7}, "adapter-unread", "at most 1,000,000"),
+        ({"alpha_pattern": {"q_proj": 1e300}}, "adapter-unread", "alpha_pattern of q_proj"),
+        ({"r": 10**400}, "adapter-rank", "up to 16"),
+        ({"rank_pattern": {f"q{each}": 4 for each in range(10_001)}}, "adapter-unread", "rank_pattern"),
     ],
 )
 def test_settings_that_are_refused(base: base_model.BaseModel, change: dict[str, Any], code: str, why: str) -> None:
@@ -135,6 +142,52 @@ def test_settings_that_are_refused(base: base_model.BaseModel, change: dict[str,
     assert raised.value.code == code
     assert why in f"{raised.value.what}"
     assert len(raised.value.what) < 300
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "9" * 5000, "1e999", "NaN"])
+def test_numbers_that_no_setting_has(number: str) -> None:
+    with pytest.raises(BadInput, match="no JSON"):
+        parse_config(f'{{"peft_type": "LORA", "lora_alpha": {number}}}'.encode())
+
+
+def test_settings_of_any_depth_are_refused(base: base_model.BaseModel) -> None:
+    """Python reads lists in each other that it can't show again."""
+    for depth in (*range(900, 1000), 100_000):
+        raw = f'{{"peft_type": {"[" * depth}{"]" * depth}}}'.encode()
+        with pytest.raises(BadInput):
+            check(parse_config(raw), tensors(), base, Limits(16))
+
+
+def test_patterns_say_nothing_of_layers_that_they_do_not_name(base: base_model.BaseModel) -> None:
+    """No text of the adapter becomes a regular expression, and what isn't asked for costs nothing."""
+    harmful = "(.*)*" * 20 + "$"
+    asked = tiny.settings(BASE) | {"target_modules": harmful, "exclude_modules": harmful}
+    found = check(asked, tensors(), base, Limits(16))
+    assert found.config["target_modules"] == ["q_proj", "v_proj"]
+    assert harmful not in json.dumps(dict(found.config))
+
+
+def test_an_adapter_of_very_many_layers_is_judged_in_one_pass() -> None:
+    """A stranger's 2,000 layers and as many patterns: not each with each."""
+    looks: list[str] = []
+
+    class Counted(dict[str, tuple[int, int]]):
+        def __iter__(self) -> Iterator[str]:
+            for key in super().__iter__():
+                looks.append(key)
+                yield key
+
+        def items(self) -> Any:
+            return [(key, self[key]) for key in self]
+
+    shapes = Counted({f"model.layers.{at}.q_proj": (8, 8) for at in range(2_000)})
+    wide = base_model.BaseModel(Path("/models/wide"), frozenset(), shapes)
+    of = {f"base_model.model.x.layers.{at}.q_proj.lora_{side}.weight": Tensor("F32", (1, 8) if side == "A" else (8, 1))
+          for at in range(2_000) for side in "AB"}  # fmt: skip
+    patterns = {f"layers.{at}.k_proj": 1 for at in range(2_000)}
+    found = check(tiny.settings("wide", rank=1, rank_pattern=patterns), of, wide, Limits(16))
+    assert found.modules == 2_000
+    assert len(looks) == 2_000
 
 
 @pytest.mark.parametrize(

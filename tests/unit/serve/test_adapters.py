@@ -242,6 +242,29 @@ def test_names_that_lead_elsewhere(adapters: Path, tmp_path: Path) -> None:
     assert [each.name for each in registry.visible("ann")] == ["inside"]
 
 
+def test_a_users_link_lists_nothing_of_others(tmp_path: Path) -> None:
+    """The gateway may read what she can't."""
+    (tmp_path / "secret" / "project-x").mkdir(parents=True)
+    (tmp_path / "users" / "ann").mkdir(parents=True)
+    (tmp_path / "users" / "ann" / "adapters").symlink_to(tmp_path / "secret")
+    registry = shared(tmp_path / "users", "users")
+    assert registry.visible("ann") == []
+    assert registry.find("ann", "project-x") is None
+
+
+def test_a_users_very_many_folders_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They once ended each look, and the gateway at its start."""
+    monkeypatch.setattr("rocstack.serve.registry.MOST", 20)
+    monkeypatch.setattr("rocstack.serve.registry.MOST_OWN", 10)
+    for at in range(50):
+        tiny.adapter(tmp_path / "ann" / "adapters" / f"a{at}", BASE)
+    tiny.adapter(tmp_path / "bob" / "adapters" / "b", BASE)
+    registry = shared(tmp_path, "users")
+    assert [each.name for each in registry.visible("bob")] == ["b"]
+    assert len(registry.visible("ann")) == 10
+    assert all(registry.find("ann", f"a{at}") for at in range(50))
+
+
 def test_users_see_their_own(tmp_path: Path) -> None:
     for user, name in (("ann", "a"), ("ann", "both"), ("bob", "b"), ("bob", "both")):
         tiny.adapter(tmp_path / user / "adapters" / name, BASE)
@@ -272,7 +295,7 @@ def test_ten_thousand_are_registered_without_opening_one(adapters: Path, monkeyp
     monkeypatch.setattr(os, "open", lambda *a, **k: opened.append(a) or real(*a, **k))
     registry = shared(adapters)
     assert registry.rescan() == 10_000
-    assert opened == []
+    assert len(opened) == 2, "their folder, at each look"
     assert "adapter-01234" in hint("adpter-01234", [each.name for each in registry.visible("ann")])
     assert hint("something-else-entirely", ["abc", "xyz"]) == ""
 

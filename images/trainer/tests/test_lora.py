@@ -271,7 +271,9 @@ def model_of(base: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(base)
 
 
-@pytest.mark.parametrize("name", ["base_model.model.lm_head.weight", "x\n" * 999, "base_model.model.no.lora_A.weight"])
+@pytest.mark.parametrize(
+    "name", ["base_model.model.lm_head.weight", "x\n" * 999, "base_model.model.no.lora_A.weight"], ids=[1, 2, 3]
+)
 def test_other_tensors_are_refused(straight: Path, base: Path, talks: Path, tmp_path: Path, name: str) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -280,6 +282,13 @@ def test_other_tensors_are_refused(straight: Path, base: Path, talks: Path, tmp_
     said = refused(base, talks, f"lora.adapter={copy}", "lora.rank=0")
     assert "another kind than plain LoRA" in said or "the model has no module 'no'" in said
     assert len(said) < 1000
+
+
+@pytest.mark.parametrize("text", ["[1]", '"' + "x" * (1 << 20) + '"', "["])
+def test_a_note_of_a_stranger_that_is_none(straight: Path, base: Path, talks: Path, tmp_path: Path, text: str) -> None:
+    copy = shutil.copytree(straight / "adapter", tmp_path / "a")
+    (copy / lora.OURS).write_text(text)
+    assert "can't be read" in refused(base, talks, f"lora.adapter={copy}", "lora.rank=0")
 
 
 def test_without_peft_it_says_so(base: Path, talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,11 +162,7 @@ def _settings(settings: Lora) -> Notes:
         return sizes | {"target_modules": (settings.modules and modules) or None}
     folder = Path(settings.adapter)
     try:
-        with (folder / CONFIG).open("rb") as file:
-            text = file.read(MOST_CONFIG + 1)
-        if len(text) > MOST_CONFIG:
-            raise ValueError(f"{CONFIG} has more than {MOST_CONFIG >> 20} MB")
-        about = dict(json.loads(text))
+        about = _mapping(folder / CONFIG)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"lora.adapter: {folder}: no adapter of peft: {error}") from None
     empty = (None, False, "none", [], {})
@@ -180,6 +176,15 @@ def _settings(settings: Lora) -> Notes:
         raise ConfigError(f"lora.adapter: {folder} has rank {rank}, not {settings.rank}: leave lora.rank out")
     plain = {key: value for key, value in about.items() if key not in PATTERNS}
     return plain | {"target_modules": _named(folder)}
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError, TypeError or RecursionError."""
+    with file.open("rb") as opened:
+        text = opened.read(MOST_CONFIG + 1)
+    if len(text) > MOST_CONFIG:
+        raise ValueError(f"{file.name} has more than {MOST_CONFIG >> 20} MB")
+    return dict(json.loads(text))
 
 
 def _named(folder: Path) -> list[str]:
@@ -245,9 +250,9 @@ def _read(folder: Path, mine: Mapping[str, torch.Tensor], base: str) -> dict[str
     from safetensors.torch import load_file
 
     try:
-        ours = json.loads((folder / OURS).read_text(encoding="utf-8")) if (folder / OURS).is_file() else {}
+        ours = _mapping(folder / OURS) if (folder / OURS).is_file() else {}
         found = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"lora.adapter: {folder} can't be read: {error}") from None
     _same_base(ours.get("base", base), base, f"lora.adapter: {folder} was trained for another model")
     here = {_short(name): tensor for name, tensor in mine.items()}

@@ -202,6 +202,24 @@ def test_the_engines_ids_are_no_names(running: Running) -> None:
         assert running.ask(name, user="bob").status_code == 404
 
 
+PARTS: tuple[dict[str, Any], ...] = (
+    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:6820/slurm"}},
+    {"type": "image_url", "image_url": "https://example.org/a.png"},
+    {"image_url": "file:///etc/passwd"},
+    {"type": "video_url", "video_url": {"url": " data:x", "uuid": None}},
+    {"type": "input_file", "file_url": "ftp://example.org/a"},
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_the_engine_fetches_nothing_for_a_user(running: Running, part: dict[str, Any], name: str) -> None:
+    """It reaches more than she does: Slurm's interface on its loopback, or a cloud's keys."""
+    said = [{"role": "user", "content": [{"type": "text", "text": "image_url: what is it?"}, part]}]
+    answer = running.client.post(CHAT, json={"model": "poet", name: said}, headers=bearer("ann"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request-elsewhere")
+
+
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/record", "/v1/responses/1"])
 def test_the_engines_other_calls_are_closed(running: Running, path: str) -> None:
     body = {"lora_name": "x", "lora_path": "/x"}

@@ -18,6 +18,8 @@ from rocstack.serve.engine import DEAD, DEAD_EVENT, Engine
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
 REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous_response_id", "chat_template")
+# Of a message's parts: the engine would fetch what they name, from wherever it reaches.
+MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 MOST_EVENT = 64 << 20  # bytes of one event
 EVENTS = "text/event-stream"
 _DONE = b"data: [DONE]"
@@ -54,7 +56,24 @@ async def read(request: Request, most: int) -> ModelRequest:
             raise BadInput.of("request-refused", name=name)
     if body.get("background"):
         raise BadInput.of("request-refused", name="background")
+    if name := _elsewhere(body):
+        raise BadInput.of("request-elsewhere", name=name)
     return ModelRequest(body["model"], body.get("stream") is True, body)
+
+
+def _elsewhere(body: dict[str, Any]) -> str:
+    """The first part of a message that isn't in the request itself; empty where all are."""
+    left: list[Any] = [body.get("messages"), body.get("input")]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        for name, value in each.items() if isinstance(each, dict) else ():
+            address = value.get("url") if isinstance(value, dict) else value
+            if name in MEDIA and isinstance(address, str) and not address.startswith("data:"):
+                return str(name)
+            left.append(value)
+    return ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """What a job's files say: its log, the numbers of its steps, its checkpoints. The job's owner writes them: data."""
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ from rocstack.service.storage import Storage
 
 LOG, METRICS, CHECKPOINTS = "log", "metrics.jsonl", "checkpoints"
 PIECE = 1 << 18  # bytes of a log in one answer
-READ = 64 << 20  # bytes of metrics that are read
+READ, STEPS = 16 << 20, 50_000  # bytes of metrics that are read, and steps, both the newest
+LARGEST = 1e30  # of a number that is shown: sums and squares of it are numbers, too
 NUMBERS = (
     *("loss", "eval_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "step_ms", "comm_ms"),
     *("memory_mb", "sent_mb", "mfu"),
@@ -46,16 +46,21 @@ def log(storage: Storage, caller: Caller, job: str, offset: int, most: int = PIE
 
 
 def metrics(storage: Storage, caller: Caller, job: str, after: int = 0) -> list[dict[str, Any]]:
-    """The numbers of each step after that one, ascending; a step that was made twice counts as it was made last."""
+    """The numbers of each step after that one, ascending; a step that was made twice counts as it was made last. Of
+    very many those that were written last: whoever may write such a file could fill the memory of all."""
     try:
         with storage.opened(caller, "jobs", job, METRICS) as file:
+            file.seek(max(0, file.seek(0, 2) - READ))  # amid a line: that one is no JSON
             data = file.read(READ)
     except FileNotFoundError:
         return []
     found: dict[int, dict[str, Any]] = {}
-    for line in data.split(b"\n"):
-        if (row := _row(line)) is not None and row["step"] > after:
+    for line in reversed(data.split(b"\n")):
+        row = _row(line)
+        if row is not None and row["step"] > after and row["step"] not in found:
             found[row["step"]] = row
+            if len(found) >= STEPS:
+                break
     return [found[step] for step in sorted(found)]
 
 
@@ -83,7 +88,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: object) -> float | int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         return None
     return value
 

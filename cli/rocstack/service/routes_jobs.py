@@ -1,6 +1,7 @@
 """`/v1/recipes` and `/v1/jobs`: jobs of any recipe, with their log and the numbers of their steps."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -111,7 +112,8 @@ async def job_log(
     await service.jobs.rows.own(caller, job)
     if stream_ or wants_stream(request):
         last = request.headers.get("last-event-id", "")
-        return stream(log_pieces(service, caller, job, int(last) if last.isdigit() else offset), service)
+        begin = int(last) if re.fullmatch(r"[0-9]{1,15}", last) else offset
+        return stream(log_pieces(service, caller, job, begin), service)
     piece = await anyio.to_thread.run_sync(progress.log, service.storage, caller, job, offset, limit)
     return piece.to_dict()
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
-from rocstack.service import app, handover, jobs, routes_jobs, tuning
+from rocstack.service import app, handover, jobs, progress, routes_jobs, storage, tuning
 
 pytestmark = pytest.mark.anyio
 MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
@@ -388,6 +388,40 @@ async def test_events_as_they_come_until_the_end_and_again_from_one_on(site: Sit
     head = {"Last-Event-ID": events[2]["id"], "Accept": "text/event-stream"}
     again = await alice.get(f"/v1/fine_tuning/jobs/{key}/events", headers=head)
     assert again.text.count("data: {") == 2
+
+
+async def test_what_a_job_writes_fills_no_memory(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that no float holds, more steps and more checkpoints than anybody looks at: the newest count."""
+    monkeypatch.setattr(progress, "STEPS", 3)
+    monkeypatch.setattr(progress, "READ", 2000)
+    monkeypatch.setattr(storage, "LISTED", 4)
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    rows = [json.dumps({"step": each, "loss": 1.5}) for each in range(500)]
+    odd = [f'{{"step": {500 + at}, "loss": {number}}}' for at, number in enumerate(("9" * 400, "1e308", "NaN"))]
+    (folder(site, key) / "metrics.jsonl").write_text("\n".join([*rows, *odd]) + "\n")
+    for step in range(9):
+        (folder(site, key) / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    slurm.set(100, "RUNNING", nodes="n1")
+    assert (await alice.get(f"/v1/jobs/{key}/metrics")).json()["data"] == [{"step": 500 + at} for at in range(3)]
+    events = (await alice.get(f"/v1/fine_tuning/jobs/{key}/events")).json()["data"]
+    assert len([each for each in events if each["message"].startswith("Step ")]) == 3
+    assert len((await alice.get(f"/v1/fine_tuning/jobs/{key}/checkpoints")).json()["data"]) == 4
+    page = await alice.get(f"/jobs/{key}")
+    assert page.status_code == 200
+
+
+async def test_a_log_goes_on_from_any_word_of_a_reader(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    (folder(site, key) / "log").write_text("hello\n")
+    slurm.set(100, "FAILED")
+    for last in ("²".encode("latin-1"), b"9" * 5000, b"-1"):
+        head = [(b"Last-Event-ID", last), (b"Accept", b"text/event-stream")]
+        answer = await alice.get(f"/v1/jobs/{key}/log", headers=head)
+        assert "hello" in answer.text
 
 
 async def test_each_change_is_in_the_audit_log(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -80,13 +80,13 @@ def orders(inventory: Inventory, gathered: Gathered, keys: Secrets) -> dict[str,
         FileSpec(services.JWT_KEY, keys.jwt_key, 0o400),
         FileSpec(services.DATABASE, keys.database_password.encode(), 0o400),
     ]
-    racks = {each.node for each in inventory.rack_registries(gathered.address) if each.node}
+    racks = [each for each in inventory.rack_registries(gathered.address) if each.node]
     rows = {}
     for host in inventory.nodes:
         node, controls = gathered.node(host.name), host == inventory.control
-        serves = (controls or host.name in racks) and node is not None and node.container(services.STORE) is not None
-        push = keys.registry_password if controls else keys.rack_password(host.name)
-        files = [*(control if controls else []), *(registry_files(keys, push) if serves else [])]
+        may = controls or host.name in {each.node for each in racks}
+        serves = may and node is not None and node.container(services.STORE) is not None
+        files = [*(control if controls else []), *(registry_files(keys, host.name, inventory, racks) if serves else [])]
         if controls and node is not None and node.container(services.API) is not None:
             files.append(service_database(keys))
         rows[host.name] = {

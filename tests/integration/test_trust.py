@@ -12,7 +12,7 @@ import docker
 import pytest
 from cosign import logged_in
 from deployed_cluster import SETTINGS, DeployedCluster
-from site_registry import USER, Registry, running
+from site_registry import USER, Registry, engine, running
 from workspace import Outcome
 
 from rocstack.registry.layers import sha256
@@ -116,6 +116,28 @@ def test_the_cluster_remembers_whose_images_it_takes(ours: Site) -> None:
     assert OURS.public.fingerprint in plan.json["refused"]
     ours.policy(OURS)
     assert ours.run("deploy", "--plan").code == 0
+
+
+def test_the_control_node_checks_again(ours: Site) -> None:
+    """By its own memory and its own openssl, whatever this machine found; and nothing is changed before it has."""
+    assert ours.run("deploy").code == 0
+    node = ours.deployed.workspace.nodes()["control"]
+    for spoil, mend, why in (
+        (f"echo {THEIRS.public.fingerprint} >/etc/rocstack/trust", "true", THEIRS.public.fingerprint),
+        ("mv /usr/bin/openssl /usr/bin/openssl.gone", "mv /usr/bin/openssl.gone /usr/bin/openssl", "no openssl"),
+    ):
+        engine("exec", node, "sh", "-c", spoil)
+        try:
+            done = ours.run("deploy")
+        finally:
+            engine("exec", node, "sh", "-c", mend)
+        assert (done.code, done.json["error"]["code"]) == (1, "control-distrusts"), done.out + done.err
+        assert why in done.json["error"]["what"]
+    there = engine("exec", node, "cat", "/etc/rocstack/trust")
+    assert there.split() == [THEIRS.public.fingerprint]  # the policy, which was to be written, wasn't
+    engine("exec", node, "sh", "-c", f"echo {OURS.public.fingerprint} >/etc/rocstack/trust")
+    done = ours.run("deploy")
+    assert done.code == 0, done.err
 
 
 def test_another_signer_is_refused(ours: Site) -> None:

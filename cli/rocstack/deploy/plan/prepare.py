@@ -86,6 +86,7 @@ class PreparedDeploy:
     keys: Secrets
     findings: tuple[Finding, ...]
     desired: DesiredCluster | None  # None: the control node could not be read
+    trust_order: Mapping[str, Any] = field(default_factory=dict, repr=False)  # for the control node; empty: no policy
 
     @cached_property
     def node_specs(self) -> dict[str, NodeSpec]:
@@ -156,11 +157,12 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command)
     known = journal.loads(control.journal) if control else Journal()
     images = request.choose(known)
-    proved, trust = _proved(known, images, request.runs), request.trust
+    proved, trust, order = _proved(known, images, request.runs), request.trust, dict[str, Any]()
     if trust:
         events.say("checking the signatures of the images")
         found = trust(images, events.say)
         proved = found.proved  # by signed reports alone
+        order = {**found.order, "virtual": all(node.profile.virtual for node in gathered.nodes)}
         images = {role: replace(image, signers=found.signers) for role, image in images.items()}
     desired = None
     if control:
@@ -190,7 +192,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         cluster=cluster.name,
         munge=hashlib.sha256(keys.munge_key).hexdigest(),
     )
-    return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired)
+    return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired, order)
 
 
 def _required(request: DeployRequest) -> int | None:

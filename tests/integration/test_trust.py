@@ -121,10 +121,11 @@ def test_the_cluster_remembers_whose_images_it_takes(ours: Site) -> None:
 def test_the_control_node_checks_again(ours: Site) -> None:
     """By its own memory and its own openssl, whatever this machine found; and nothing is changed before it has."""
     assert ours.run("deploy").code == 0
-    node = ours.deployed.workspace.nodes()["control"]
+    node, theirs = ours.deployed.workspace.nodes()["n1"], f"echo {THEIRS.public.fingerprint} >/etc/rocstack/trust"
+    away, back = "mv /usr/bin/openssl /usr/bin/openssl.away", "mv /usr/bin/openssl.away /usr/bin/openssl"
     for spoil, mend, why in (
-        (f"echo {THEIRS.public.fingerprint} >/etc/rocstack/trust", "true", THEIRS.public.fingerprint),
-        ("mv /usr/bin/openssl /usr/bin/openssl.gone", "mv /usr/bin/openssl.gone /usr/bin/openssl", "no openssl"),
+        (f": >/etc/rocstack/trust; {away}", back, "no openssl"),
+        (theirs, ":", THEIRS.public.fingerprint),
     ):
         engine("exec", node, "sh", "-c", spoil)
         try:
@@ -135,9 +136,10 @@ def test_the_control_node_checks_again(ours: Site) -> None:
         assert why in done.json["error"]["what"]
     there = engine("exec", node, "cat", "/etc/rocstack/trust")
     assert there.split() == [THEIRS.public.fingerprint]  # the policy, which was to be written, wasn't
-    engine("exec", node, "sh", "-c", f"echo {OURS.public.fingerprint} >/etc/rocstack/trust")
+    engine("exec", node, "rm", "/etc/rocstack/trust")
     done = ours.run("deploy")
     assert done.code == 0, done.err
+    assert engine("exec", node, "cat", "/etc/rocstack/trust").split() == [OURS.public.fingerprint]
 
 
 def test_another_signer_is_refused(ours: Site) -> None:

@@ -28,6 +28,9 @@ from rocstack.stack.resolve import Resolved
 from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base, refuse_broken
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 from rocstack.steps.outdated import Upgrade, plan_upgrade, upgraded
+from rocstack.steps.release_access import Password, file_key, no_password
+from rocstack.trust import files as signatures
+from rocstack.trust.keys import SigningKey
 
 
 class BuildEvents:
@@ -146,6 +149,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
     made = _make(join(plan.settings, methods=options.methods, role=options.role).resolved, start, plan.settings)
     files.write(file, made.to_text())
+    signatures.sign(file, None)
     wheels, archives = len(made.wheels), len(made.sources)
     note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
     said = {repository.name for repository in own.repositories if repository.key_sha256}
@@ -239,15 +243,18 @@ class Locked:
     file: Path
     changes: tuple[Drift, ...] = ()
     upgrade: Upgrade | None = None
+    signature: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         changes = [change.model_dump() for change in self.changes]
         upgrade = {"upgrade": self.upgrade.to_dict()} if self.upgrade else {}
-        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes, **upgrade}
+        signed = {"signature": str(self.signature)} if self.signature else {}
+        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes, **signed, **upgrade}
 
 
-def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
-    """Resolves a stack, pins every package, wheel and source, and writes the lock; with `upgrade` the stack's file too.
+def lock(options: LockOptions = LockOptions(), note: Note = ignore, password: Password = no_password) -> Locked:
+    """Resolves a stack, pins every package, wheel and source, and writes the lock; with `upgrade` the stack's file too,
+    and with `sign` a signature beside the lock. `password` asks for that of the key.
 
     Raises:
         BadInput: something is wrong with stack, NIC, overlay or rules; the file can't be written there; the stack isn't
@@ -256,16 +263,21 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         Missing: no engine.
     """
     _refuse_place(options.to)
+    key = file_key(options.sign, options.password_file, password)  # what is wrong with it is said before the work
     chosen = settings(options)
     if not options.upgrade:
         if options.only:
             raise BadInput.of("only-with-upgrade", name=options.only[0])
-        return _lock(options, chosen, note)
+        return _signed(_lock(options, chosen, note), key)
     upgrade = plan_upgrade(options, note)
     with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
         if upgrade.changes:
             chosen = upgraded(chosen, upgrade, Path(folder))
-        return replace(_lock(options, chosen, note, upgrade), upgrade=upgrade)
+        return _signed(replace(_lock(options, chosen, note, upgrade), upgrade=upgrade), key)
+
+
+def _signed(made: Locked, key: SigningKey | None) -> Locked:
+    return replace(made, signature=signatures.sign(made.file, key))
 
 
 def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade | None = None) -> Locked:

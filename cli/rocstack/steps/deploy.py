@@ -32,9 +32,9 @@ from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.registry_http import RegistryHttp, as_own_engine
 from rocstack.registry.repository import Repository
-from rocstack.settings.settings import Settings, of_setting, placed
+from rocstack.settings.settings import Settings, placed
 from rocstack.steps.options import DeployOptions, Note, RollbackOptions, StatusOptions, ignore, inventory_path, settings
-from rocstack.trust.keys import PublicKey
+from rocstack.steps.trust_policy import policy_keys
 
 ROLLOUT = ("canary", "wave", "drain_timeout", "requeue", "failures")  # options that stand in `cluster.rollout`
 
@@ -218,9 +218,7 @@ def _trust_check(chosen: Settings) -> TrustCheck | None:
     policy, where = chosen.trust, chosen.trust.registry or chosen.push
     if not policy.keys:
         return None
-    with of_setting(chosen, "trust", Path.cwd()):
-        keys = tuple(PublicKey.load(Path(name).expanduser()) for name in policy.keys)
-    folder = Path(chosen.out) / "trust"
+    keys, folder = policy_keys(chosen), Path(chosen.out) / "trust"
     if not where:  # a site without a registry has what a bundle brought
         return TrustCheck(keys, policy.require, policy.level, policy.replaces, None, folder)
 

@@ -212,6 +212,10 @@ class LockOptions(StackOptions):
     methods: Methods = ()
     sources: Sources = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
+    sign: Annotated[
+        Path | None, Flag("Private key to sign the lock with: writes FILE.sig, which openssl and cosign check.", metavar="KEY")
+    ] = None
+    password_file: Annotated[Path | None, Flag("File with the password of that key; default: it is asked for.")] = None
     upgrade: Annotated[
         bool, Flag("First raise the versions in the stack's file to the newest that the rules and pip allow.")
     ] = False

@@ -1,0 +1,37 @@
+"""The keys of rocstack.yml's trust policy, and what is checked by them that is no image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rocstack.settings.settings import Settings, of_setting
+from rocstack.stack.lock import Lock, for_stack
+from rocstack.stack.stack import Stack
+from rocstack.trust import files
+from rocstack.trust.keys import PublicKey
+
+
+def policy_keys(chosen: Settings) -> tuple[PublicKey, ...]:
+    """
+    Raises:
+        BadInput: a key can't be used.
+    """
+    if not chosen.trust.keys:
+        return ()
+    with of_setting(chosen, "trust", Path.cwd()):
+        return tuple(PublicKey.load(Path(name).expanduser()) for name in chosen.trust.keys)
+
+
+def trusted_lock(own: Stack, file: Path | None, chosen: Settings) -> Lock | None:
+    """The stack's lock. A file of the person's is signed by a key of the policy, where there is one; a lock that ships
+    with rocstack came with the program that reads it.
+
+    Raises:
+        BadInput: as `for_stack`; a key can't be used.
+        Untrusted: file-unsigned, or file-untrusted.
+    """
+    found = for_stack(own, file)
+    keys = policy_keys(chosen)
+    if keys and found is not None and file is not None and file.is_file():
+        files.verify(file, file.read_bytes(), keys)
+    return found

@@ -61,11 +61,15 @@ class TrustPolicy(Value):
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
+    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the cluster's history
+    password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
 
     @model_validator(mode="after")
     def _needs_keys(self) -> Self:
         if not self.keys and (self.level is not None or self.registry):
             raise ValueError("nothing is checked without keys: name the release's public keys in trust.keys")
+        if bool(self.sign) != bool(self.password_file):
+            raise ValueError("`sign` and `password_file` belong together: a deploy asks for no password")
         return self
 
 

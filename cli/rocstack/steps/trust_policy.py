@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rocstack.deploy.state import history
+from rocstack.edge.locks import Sign, unsigned
 from rocstack.settings.settings import Settings, of_setting
 from rocstack.stack.lock import Lock, for_stack
 from rocstack.stack.stack import Stack
+from rocstack.steps.release_access import read_password
 from rocstack.trust import files
-from rocstack.trust.keys import PublicKey
+from rocstack.trust.keys import PublicKey, SigningKey
 
 
 def policy_keys(chosen: Settings) -> tuple[PublicKey, ...]:
@@ -20,6 +23,20 @@ def policy_keys(chosen: Settings) -> tuple[PublicKey, ...]:
         return ()
     with of_setting(chosen, "trust", Path.cwd()):
         return tuple(PublicKey.load(Path(name).expanduser()) for name in chosen.trust.keys)
+
+
+def history_signer(chosen: Settings) -> Sign:
+    """Signs the lines that the cluster's history gets, where the policy says with which key.
+
+    Raises:
+        BadInput: the key or its password can't be used.
+    """
+    policy = chosen.trust
+    if not policy.sign:
+        return unsigned
+    with of_setting(chosen, "trust", Path.cwd()):
+        secret = read_password(Path(policy.password_file).expanduser())
+        return history.signing(SigningKey.load(Path(policy.sign).expanduser(), secret))
 
 
 def trusted_lock(own: Stack, file: Path | None, chosen: Settings) -> Lock | None:

@@ -34,6 +34,7 @@ from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
 from rocstack.deploy.read.trusted import TrustCheck
 from rocstack.doctor import fleet
 from rocstack.edge.ansible import FORKS, State
+from rocstack.edge.locks import Sign, unsigned
 from rocstack.stack import component
 
 UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
@@ -63,6 +64,7 @@ class DeployRequest:
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
     trust: TrustCheck | None = None  # what the site asks of images; None: nothing
     replaces: tuple[str, ...] = ()  # keys that the cluster trusted until now, without any in their place
+    sign: Sign = unsigned  # the line that the cluster's history gets
 
     def rollout(self, known: Journal) -> RolloutSettings:
         """How an update goes through the nodes."""

@@ -10,9 +10,10 @@ from typing import Any
 import docker
 
 from rocstack.base.errors import BadInput, hinted
+from rocstack.base.text import count
 from rocstack.edge import engine, files
 from rocstack.image import base_image as bases
-from rocstack.image import base_reader, pinning, sources
+from rocstack.image import base_reader, kept_packages, pinning, sources
 from rocstack.image import render as renderer
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build, image_name, write_report
@@ -93,6 +94,9 @@ def build_images(
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
     chosen = plan.settings
+    if options.packages:
+        chosen = _with_packages(options, chosen, plan.lock)
+        plan = replace(plan, settings=chosen)
     roles = tuple(role for role in plan.resolved.stack.roles if not options.role or role == options.role)
     if not roles:
         raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
@@ -128,6 +132,8 @@ def build_images(
         renderer.require_lock(plan.resolved, plan.lock)
         if chosen.sources:  # what was pinned is what the build is given
             sources.check(plan.resolved, plan.lock, folder)
+    if options.keep_packages:
+        _keep(plan, start, options.keep_packages, events.note)
     if prefix:
         plan = replace(plan, settings=plan.settings.model_copy(update={"image_prefix": prefix}))
     report = _run(options, events, plan, client, start, roles, given)
@@ -135,6 +141,29 @@ def build_images(
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
         write_report(plan.folder, report)
     return report
+
+
+def _with_packages(options: BuildOptions, chosen: Settings, lock: Lock | None) -> Settings:
+    """The settings of a build from kept packages, among which may be archives.
+
+    Raises:
+        BadInput: no such folder, or one that lacks something.
+    """
+    assert options.packages is not None
+    if options.keep_packages:
+        raise BadInput.of("no-combination", why="--packages takes what --keep-packages keeps: give one of them")
+    kept_packages.check(options.packages, lock)
+    archives = options.packages / kept_packages.SOURCES
+    if chosen.sources or not archives.is_dir():
+        return chosen
+    return chosen.model_copy(update={"sources": str(archives)})
+
+
+def _keep(plan: ImagePlan, start: BaseImage, folder: Path, note: Note) -> None:
+    dockerfile = plan.render().files["Dockerfile"].data.decode()
+    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, site.of(plan.settings), folder, note)
+    parts = [count(kept.debs, "package"), count(kept.wheels, "wheel"), count(kept.archives, "archive")]
+    note(f"{folder}: {', '.join(parts)}, {kept.size / 1e6:.0f} MB, {kept.new} files new")
 
 
 def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: Note) -> Lock:
@@ -186,7 +215,10 @@ def _on_top(options: BuildOptions, events: BuildEvents) -> BuildReport:
         BadInput: an option that such an image has no use for; no image can be built on that one.
         Missing, CheckFailed: as `build`.
     """
-    others = ("stack", "role", "methods", "gfx", "base", "base_image", "sources", "frozen", "push", "tag", "move_tags")
+    others = (
+        *("stack", "role", "methods", "gfx", "base", "base_image", "sources", "packages", "keep_packages", "frozen"),
+        *("push", "tag", "move_tags"),
+    )
     unfit = next((name for name in others if getattr(options, name)), None)
     if unfit:
         flag = "--with" if unfit == "methods" else f"--{unfit.replace('_', '-')}"
@@ -224,6 +256,7 @@ def _run(
         folder=plan.folder,
         roles=roles,
         sources=archives,
+        packages=packages.absolute() if (packages := options.packages or options.keep_packages) else None,
         nodes=plan.nodes,
         why=plan.why,
         rehearsal=" and ".join(plan.lacks),
@@ -288,8 +321,16 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
         sources.pinned(value, Path(chosen.sources).expanduser())
     client = engine.connect()
     start = bases.ensure(client, value.stack, chosen, note)
+    if options.keep_packages and value.needs_reading:
+        why = "what this stack takes is known when its base was read: `rocstack build --keep-packages` keeps it"
+        raise BadInput.of("no-combination", why=why)
     made = _make(value, start, chosen)
     further = {role: _make(join(chosen, role=role).resolved, start, chosen) for role in value.stack.further}
+    if options.keep_packages:
+        plans = [(plan, made), *((join(chosen, role=role), further[role]) for role in further)]
+        for own, lock in plans:
+            based = own.resolved.model_copy(update={"base": start.reference})
+            _keep(replace(own, resolved=based, lock=lock), start, options.keep_packages, note)
     made = made.model_copy(update={"further": further})
     for path in (shipped(value.stack), options.to):
         before = None

@@ -127,7 +127,7 @@ def rebuild(options: RebuildOptions, events: BuildEvents | None = None) -> Rebui
             stack=options.stack or recorded.stack, nic=recorded.nic, role=recorded.role, lock=folder / "rocstack.lock",
             way=recorded.way if recorded.way.isidentifier() and not recorded.nic_releases else None,
             methods=recorded.methods, gfx=recorded.gfx, nic_releases=recorded.nic_releases, profiles=options.profiles,
-            no_cache=True,
+            no_cache=True, packages=options.packages,
         )  # fmt: skip
         given = given.model_copy(update={"stack": wanted.stack, "nic": wanted.nic})
         report = build_images(wanted, events, chosen=given, prefix=f"{chosen.image_prefix}-rebuild")

@@ -144,17 +144,17 @@ def test_the_control_node_checks_again(ours: Site) -> None:
 
 def test_the_history_says_who_signed_each_line(ours: Site) -> None:
     folder, node = ours.deployed.workspace.folder, ours.deployed.workspace.nodes()["n1"]
-    for name, text in (("ours.key", OURS.encrypted(b"secret")), ("password", "secret\n")):
+    for name, text in (("theirs.key", THEIRS.encrypted(b"secret")), ("password", "secret\n")):
         (folder / name).touch(mode=0o600)
         (folder / name).write_text(text)
-    ours.policy(OURS, sign="ours.key", password_file="password")
+    ours.policy(OURS, operators=["theirs.pub"], sign="theirs.key", password_file="password")
     assert ours.run("deploy").code == 0
     engine("exec", node, "rm", "/etc/rocstack/trust")
     done = ours.run("deploy")
     assert done.code == 0, done.err
     path = "/var/lib/rocstack/history.jsonl"
     read = ours.run("status", "--history")
-    assert (read.code, read.json["deploys"][-1]["signed"]) == (0, OURS.public.fingerprint), read.out
+    assert (read.code, read.json["deploys"][-1]["signed"]) == (0, THEIRS.public.fingerprint), read.out
     engine("exec", node, "cp", path, "/root/history")
     try:
         engine("exec", node, "sed", "-i", '$s/"outcome": "done"/"outcome": "failed"/', path)

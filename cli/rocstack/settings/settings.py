@@ -54,14 +54,16 @@ def _file(text: str) -> str:
 
 
 class TrustPolicy(Value):
-    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing."""
+    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing. Locks are
+    read, and the history of deploys, only as these keys signed them."""
 
     keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
     require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
-    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the cluster's history
+    operators: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys of the history's lines; default: keys
+    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the history
     password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
 
     @model_validator(mode="after")

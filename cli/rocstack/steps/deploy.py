@@ -34,7 +34,7 @@ from rocstack.registry.registry_http import RegistryHttp, as_own_engine
 from rocstack.registry.repository import Repository
 from rocstack.settings.settings import Settings, placed
 from rocstack.steps.options import DeployOptions, Note, RollbackOptions, StatusOptions, ignore, inventory_path, settings
-from rocstack.steps.trust_policy import history_signer, policy_keys
+from rocstack.steps.trust_policy import history_keys, history_signer, policy_keys
 
 ROLLOUT = ("canary", "wave", "drain_timeout", "requeue", "failures")  # options that stand in `cluster.rollout`
 
@@ -111,7 +111,7 @@ def history(options: StatusOptions = StatusOptions()) -> DeployHistory:
         BadInput, Missing, CheckFailed: the inventory is wrong; the control node isn't reached.
     """
     chosen = settings(options)
-    keys = policy_keys(chosen)
+    keys = history_keys(chosen)
     nodes = inventories.load(inventory_path(chosen, options.inventory))
     control = nodes.control.name
     return histories.read(ssh.ssh_hosts(nodes.path, [control])[control], keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rocstack.deploy.state import history
@@ -19,10 +20,21 @@ def policy_keys(chosen: Settings) -> tuple[PublicKey, ...]:
     Raises:
         BadInput: a key can't be used.
     """
-    if not chosen.trust.keys:
-        return ()
+    return _loaded(chosen, chosen.trust.keys)
+
+
+def history_keys(chosen: Settings) -> tuple[PublicKey, ...]:
+    """Whose lines of the cluster's history count.
+
+    Raises:
+        BadInput: a key can't be used.
+    """
+    return _loaded(chosen, chosen.trust.operators or chosen.trust.keys)
+
+
+def _loaded(chosen: Settings, names: Sequence[str]) -> tuple[PublicKey, ...]:
     with of_setting(chosen, "trust", Path.cwd()):
-        return tuple(PublicKey.load(Path(name).expanduser()) for name in chosen.trust.keys)
+        return tuple(PublicKey.load(Path(name).expanduser()) for name in names)
 
 
 def history_signer(chosen: Settings) -> Sign:

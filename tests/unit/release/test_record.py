@@ -98,5 +98,5 @@ def test_what_was_measured_is_in_the_notes() -> None:
     assert "Nothing was measured in numbers." in measured(run())
     text = notes(release(), None, [], real)
     assert text.index("## Versions") < text.index("## Measured") < text.index("## Vulnerabilities")
-    seen = tuple(NodeSeen(name=name, roles=("worker",), virtual=True) for name in ("n1", "n2"))
+    seen = tuple(NodeSeen(name=name, roles=("worker",), virtual="mi300x-thor2") for name in ("n1", "n2"))
     assert "of GPUs and fabric is of emulated ones" in measured(run(figures, seen=seen))

@@ -3,8 +3,8 @@ machine: how long an unchanged one takes, what signing, attesting and proving an
 
     python bench/release [--runs 3] [--out FILE]
 
-Prints JSON. The builds of the six images come from the engine's cache where it has them, so their time is no result. The
-second NIC is measured with an overlay that changes a layer below all others, so that nothing above it is cached.
+Prints JSON. The builds of the six images come from the engine's cache where it has them, so their time is no result.
+The second NIC is measured with an overlay that changes a layer below all others, so that nothing above it is cached.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def signing(place: Releases, images: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def second_nic(place: Releases) -> dict[str, Any]:
-    """A release of one NIC from nothing, and the next one, which has another beside it: built, tested, pushed, signed."""
+    """A release of one NIC from nothing, and the next one, which has another beside it: built to signed."""
     overlay = place.here.folder / "overlay/components"
     overlay.mkdir(parents=True)
     text = "{% block runtime %}{{ super() }}: bench " + secrets.token_hex(8) + "\n{% endblock %}\n"

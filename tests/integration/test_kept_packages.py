@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ UNREACHED = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "PIP_INDEX_URL": f"{
 
 
 @pytest.fixture(scope="module")
-def site(base: str, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+def site(base: str, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A folder with a lock and the packages that it names."""
     folder = tmp_path_factory.mktemp("kept")
     here = Workspace(folder, f"{built.workspace.prefix}-k", made=built.workspace.made)
@@ -26,11 +25,13 @@ def site(base: str, built: Built, tmp_path_factory: pytest.TempPathFactory) -> I
     done = here.run("lock", "--stack", f"{STACK}.yml", "--to", "rocstack.lock", "--keep-packages", "kept")
     assert done.code == 0, done.err
     assert "kept: " in done.err
-    yield here
+    return here
 
 
 def build(site: Workspace, *words: str) -> tuple[int, str]:
-    done = site.with_env(**UNREACHED).run("build", "--stack", f"{STACK}.yml", "--json", "--frozen", "--no-cache", *words)
+    done = site.with_env(**UNREACHED).run(
+        "build", "--stack", f"{STACK}.yml", "--json", "--frozen", "--no-cache", *words
+    )
     return done.code, done.err + done.failures()
 
 

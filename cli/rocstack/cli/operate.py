@@ -71,7 +71,16 @@ def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
     rows, checked = [], any(each.signed for each in found.deploys)
     for each in found.deploys[-most:]:
         outcome = f"{each.outcome}: {each.why}" if each.why else each.outcome
-        cells = (each.began, each.who, each.command, _short(each.image), listed(each.nodes), outcome, str(each.fence), each.signed)
+        cells = (
+            each.began,
+            each.who,
+            each.command,
+            _short(each.image),
+            listed(each.nodes),
+            outcome,
+            str(each.fence),
+            each.signed,
+        )
         rows.append([cell or "-" for cell in (cells if checked else cells[:-1])])
     head = ("BEGAN", "WHO", "COMMAND", "IMAGE", "NODES", "OUTCOME", "LOCK", "SIGNED BY")
     table(head if checked else head[:-1], rows, right=(6,))

@@ -1,8 +1,8 @@
-"""Kept packages: the .debs, source packages, wheels and archives of a build in a folder, from which it can be made again
-when the mirror has moved on.
+"""Kept packages: the .debs, source packages, wheels and archives of a build in a folder, from which it can be made
+again when the mirror has moved on.
 
-The folder is a part of the mirror with its signed indexes: apt checks all of it in a build as it checks the mirror. Wheels,
-archives and the keys of repositories are compared with the lock.
+The folder is a part of the mirror with its signed indexes: apt checks all of it in a build as it checks the mirror.
+Wheels, archives and the keys of repositories are compared with the lock.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def script(resolved: Resolved, site: Site, asked: Iterable[Iterable[str]], have:
         names = " ".join(resolved.package_names())
         words = [repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key]
         words += [repo.key_sha256 or "first-use", repo.origin, str(repo.priority), names]
-        out += [f"{shlex.join(['/run/rocstack/build/apt-repository', *words])} >&2", "/run/rocstack/build/apt-update >&2"]
+        out += [
+            f"{shlex.join(['/run/rocstack/build/apt-repository', *words])} >&2",
+            "/run/rocstack/build/apt-update >&2",
+        ]
     files = {
         "sets": "".join(f"{' '.join(each)}\n" for each in asked),
         "sources": "".join(f"{p.choice.source} {p.choice.version}\n" for p in resolved.parts if p.choice.source),

@@ -1,5 +1,5 @@
-"""Whether a trusted key signed the images of a deploy, judged on the control node by the keys that it remembers: what an
-operator's machine says of an image counts for nothing here. Standard library, and openssl's command.
+"""Whether a trusted key signed the images of a deploy, judged on the control node by the keys that it remembers: what
+an operator's machine says of an image counts for nothing here. Standard library, and openssl's command.
 
 The formats are those of rocstack.trust: cosign's payload (github.com/sigstore/cosign, specs/SIGNATURE_SPEC.md) and
 in-toto statements in DSSE envelopes (github.com/secure-systems-lab/dsse, protocol.md).
@@ -110,9 +110,9 @@ def _require_level(order: Row, keys: list[Key], openssl: _Openssl) -> None:
     for said in _Image(order["images"]["worker"], keys, openssl).predicates().get(VERIFY_REPORT, ()):
         level, real = said.get("level"), said.get("virtual") is False
         pair = (said.get("image"), said.get("controlImage"))
-        if pair == (worker, control) and isinstance(level, int) and level >= order["level"]:
-            if real or order["virtual"]:
-                return
+        holds = isinstance(level, int) and level >= order["level"] and (real or order["virtual"])
+        if pair == (worker, control) and holds:
+            return
     raise _refused("worker", f"no signed report says level {order['level']} of it and this control image")
 
 

@@ -56,7 +56,9 @@ def measured(run: Run) -> str:
                 units.setdefault(one.unit, []).append(float(one.value))
         for unit, values in units.items():
             cells = (each.check.name, f"{statistics.median(values):.4g}", f"{min(values):.4g} to {max(values):.4g}")
-            rows.append("| " + " | ".join(visible(text).replace("|", "\\|") for text in (*cells, unit, each.state)) + " |")
+            rows.append(
+                "| " + " | ".join(visible(text).replace("|", "\\|") for text in (*cells, unit, each.state)) + " |"
+            )
     if not rows:
         return "\n".join([*lines, "Nothing was measured in numbers.", ""])
     head = ["| check | median | range | unit | state |", "| --- | --- | --- | --- | --- |"]

@@ -62,7 +62,9 @@ class TrustPolicy(Value):
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
-    operators: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys of the history's lines; default: keys
+    operators: tuple[
+        Annotated[str, AfterValidator(_file)], ...
+    ] = ()  # public keys of the history's lines; default: keys
     sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the history
     password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
 

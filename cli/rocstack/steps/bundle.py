@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass

@@ -45,11 +45,15 @@ class Flag:
 
 Packages = Annotated[
     Path | None,
-    Flag("Take packages and wheels from this folder, which --keep-packages made, instead of mirrors.", metavar="FOLDER"),
+    Flag(
+        "Take packages and wheels from this folder, which --keep-packages made, instead of mirrors.", metavar="FOLDER"
+    ),
 ]
 KeepPackages = Annotated[
     Path | None,
-    Flag("Keep the packages and wheels in this folder, so that --packages can build from them later.", metavar="FOLDER"),
+    Flag(
+        "Keep the packages and wheels in this folder, so that --packages can build from them later.", metavar="FOLDER"
+    ),
 ]
 ClusterInventory = Annotated[
     Path | None, Flag("The cluster's inventory; default: the setting `inventory`.", ("--inventory",), "FILE")
@@ -224,7 +228,8 @@ class LockOptions(StackOptions):
     keep_packages: KeepPackages = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
     sign: Annotated[
-        Path | None, Flag("Private key to sign the lock with: writes FILE.sig, which openssl and cosign check.", metavar="KEY")
+        Path | None,
+        Flag("Private key to sign the lock with: writes FILE.sig, which openssl and cosign check.", metavar="KEY"),
     ] = None
     password_file: Annotated[Path | None, Flag("File with the password of that key; default: it is asked for.")] = None
     upgrade: Annotated[

@@ -27,8 +27,8 @@ from rocstack.release.catalog import Listed
 from rocstack.release.plan import ReleaseEntry, ReleaseFile
 from rocstack.release.provenance import Builder, measured_in, provenance
 from rocstack.release.record import ReleasedImage, ReleaseRecord
-from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.report import measured
+from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
 from rocstack.stack.component import Role

@@ -111,7 +111,7 @@ def test_the_control_node_comes_to_the_same(tmp_path: Path) -> None:
         signers = judge({**order, "virtual": False}, remembered)
         assert signers == {role: [OURS.public.fingerprint] for role in IMAGES}
         order["images"]["control"]["id"] = IMAGES["worker"].id
-        with pytest.raises(NodeError, match="the control image: .* is another image"):
+        with pytest.raises(NodeError, match=r"the control image: .* is another image"):
             judge({**order, "virtual": False}, remembered)
 
 

@@ -91,7 +91,9 @@ def test_what_is_not_in_a_release_any_more_is_said() -> None:
 
 
 def test_what_was_measured_is_in_the_notes() -> None:
-    figures = result(on("n1", value=100.0, unit="GB|s"), on("n2", value=300, unit="GB|s"), on("n3", value=True), name="rccl")
+    figures = result(
+        on("n1", value=100.0, unit="GB|s"), on("n2", value=300, unit="GB|s"), on("n3", value=True), name="rccl"
+    )
     real = measured(run(figures, when="2026-11-26T10:00:00Z"))
     assert "on 2026-11-26T10:00:00Z, 2 workers; level 1 is proved." in real
     assert "| rccl | 200 | 100 to 300 | GB\\|s | passed |" in real

@@ -37,7 +37,9 @@ def deploy(request: DeployRequest, shipping: Shipping, node_runs: NodeRuns, even
         name = request.inventory.control.name
         control = prepared.gathered.ssh_hosts[name]
         fence = max((node.fence for node in prepared.gathered.nodes), default=0)
-        with locks.cluster_lock(control, journal.lock(), least=fence, entry=_entry(prepared), sign=request.sign) as cluster_lock:
+        with locks.cluster_lock(
+            control, journal.lock(), least=fence, entry=_entry(prepared), sign=request.sign
+        ) as cluster_lock:
             # A rotation of keys, for one, leaves the journal as it was.
             if (
                 cluster_lock.before != prepared.facts(name).fence

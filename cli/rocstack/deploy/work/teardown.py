@@ -20,7 +20,12 @@ STATE = ("/etc/rocstack", "/var/lib/rocstack/node.json", journal.PATH)
 
 
 def down(
-    inventory: Inventory, node_runs: NodeRuns, *, data: bool = False, images: bool = False, force: bool = False,
+    inventory: Inventory,
+    node_runs: NodeRuns,
+    *,
+    data: bool = False,
+    images: bool = False,
+    force: bool = False,
     sign: Sign = unsigned,
 ) -> dict[str, NodeRun]:
     """What came of it, by node; rocstack.node.removal has the shape. Nodes that fail don't stop the others.

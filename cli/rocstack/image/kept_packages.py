@@ -7,6 +7,7 @@ Wheels, archives and the keys of repositories are compared with the lock.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -100,7 +101,7 @@ def keep(
         BadInput: the folder has packages of another state of the mirror, or can't be written.
         CheckFailed: a mirror or index does not answer; it has other packages than the lock names.
     """
-    _refuse_place(folder)
+    refuse_place(folder)
     present = _files(folder / MIRROR)
     say(f"keeping packages in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,14 @@ def check(folder: Path, lock: Lock | None) -> None:
         raise BadInput.of("kept-lacks-wheels", folder, names=names)
 
 
-def _refuse_place(folder: Path) -> None:
+def refuse_place(folder: Path) -> None:
+    """
+    Raises:
+        BadInput: something else is there, or it can't be written.
+    """
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    if not os.access(folder if folder.is_dir() else parent, os.W_OK):
+        raise BadInput.of("no-access", folder, why="it can't be written")
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MIRROR).is_dir())):
         raise BadInput.of("kept-elsewhere", folder)
 

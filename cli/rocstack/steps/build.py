@@ -94,6 +94,8 @@ def build_images(
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
     chosen = plan.settings
+    if options.keep_packages:
+        kept_packages.refuse_place(options.keep_packages)
     if options.packages:
         chosen = _with_packages(options, chosen, plan.lock)
         plan = replace(plan, settings=chosen)
@@ -296,6 +298,8 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore, password: Pa
         Missing: no engine.
     """
     _refuse_place(options.to)
+    if options.keep_packages:
+        kept_packages.refuse_place(options.keep_packages)
     key = file_key(options.sign, options.password_file, password)  # what is wrong with it is said before the work
     chosen = settings(options)
     if not options.upgrade:

@@ -71,6 +71,8 @@ def file_key(path: Path | None, password_file: Path | None, password: Password) 
     """
     if path is None:
         return None
+    if not path.exists():
+        raise BadInput.of("no-key", path=path, why="no such file")
     return SigningKey.load(path, read_password(password_file) if password_file else password())
 
 

@@ -95,10 +95,14 @@ def test_the_mirror_has_moved_on(lock: Lock) -> None:
     ("words", "code"),
     [
         (("--packages", "gone"), "no-kept-packages"),
-        (("--packages", "gone", "--keep-packages", "other"), "bad-value"),
+        (("--keep-packages", "other"), "kept-elsewhere"),
+        (("--keep-packages", "other/file"), "kept-elsewhere"),
+        (("--packages", "gone", "--keep-packages", "new"), "bad-value"),
         (("--from", "image", "--packages", "gone"), "bad-value"),
     ],
 )
-def test_options_that_cannot_be(cli: Cli, words: tuple[str, ...], code: str) -> None:
+def test_options_that_cannot_be(cli: Cli, tmp_path: Path, words: tuple[str, ...], code: str) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
     done = cli("build", "--json", *words)
     assert (done.code, done.json()["error"]["code"]) == (2, code), done.err

@@ -59,10 +59,19 @@ def test_without_keys_nothing_is_asked(cli: Cli, site: Path) -> None:
     assert render(cli)[0] == 0
 
 
-@pytest.mark.parametrize(("key", "code"), [("gone.key", "no-key"), ("rocstack.yml", "open-key")])
-def test_a_key_that_cannot_be_used_is_said_before_the_work(cli: Cli, site: Path, key: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("gone.key",), "no-key"),
+        (("rocstack.yml", "--password-file", "password"), "open-key"),
+        (("rocstack.yml",), "no-password"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_said_before_the_work(
+    cli: Cli, site: Path, words: tuple[str, ...], code: str
+) -> None:
     (site.parent / "password").touch(mode=0o600)
     (site.parent / "password").write_text("x")
-    done = cli("lock", "--sign", key, "--password-file", "password")
+    done = cli("lock", "--sign", *words)
     assert done.code == 2
     assert f"error {code}" in done.err

@@ -94,7 +94,7 @@ def test_two_nodes_without_a_network(place: Releases, written: dict[str, Any], b
     own = Settings(image_prefix=prefix)
     node = node_image.ensure(client, stack.load(STACK), own, folder / "node-image", print)
     client.close()
-    packages = WITH_ENGINE.replace("docker-cli", "docker-cli openssh-client iptables iproute2")
+    packages = WITH_ENGINE.replace("docker-cli", "docker-cli docker-buildx openssh-client iptables iproute2")
     engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{packages}")
     engine("save", "--output", str(folder / "servers.tar"), base, node)
     script = f"""

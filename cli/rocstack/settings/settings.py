@@ -51,18 +51,26 @@ def _file(text: str) -> str:
 
 
 class TrustPolicy(Value):
-    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing."""
+    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing. Locks are
+    read, and the history of deploys, only as these keys signed them."""
 
     keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
     require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
+    operators: tuple[
+        Annotated[str, AfterValidator(_file)], ...
+    ] = ()  # public keys of the history's lines; default: keys
+    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the history
+    password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
 
     @model_validator(mode="after")
     def _needs_keys(self) -> Self:
         if not self.keys and (self.level is not None or self.registry):
             raise ValueError("nothing is checked without keys: name the release's public keys in trust.keys")
+        if bool(self.sign) != bool(self.password_file):
+            raise ValueError("`sign` and `password_file` belong together: a deploy asks for no password")
         return self
 
 

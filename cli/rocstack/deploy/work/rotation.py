@@ -16,6 +16,7 @@ from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import locks
+from rocstack.edge.locks import Sign, unsigned
 
 PLAYBOOK = "rotate-keys.yml"
 
@@ -36,7 +37,7 @@ class RotationOutcome:
         return {"ok": self.ok, "rotated": ROTATED, **asdict(self)}
 
 
-def rotate(inventory: Inventory, node_runs: NodeRuns) -> RotationOutcome:
+def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> RotationOutcome:
     """Replaces MUNGE and JWT key and the passwords of database and registry. Jobs run on; the controller is away for
     some seconds. One that was interrupted goes on with the keys that it had made.
 
@@ -61,7 +62,7 @@ def rotate(inventory: Inventory, node_runs: NodeRuns) -> RotationOutcome:
     entry = {"command": "rotate-keys", "nodes": [host.name for host in inventory.nodes]}
     fence = max(node.fence for node in gathered.nodes)
     ssh_host, lock = gathered.ssh_hosts[inventory.control.name], journal.lock(resume="rocstack rotate-keys")
-    with locks.cluster_lock(ssh_host, lock, least=fence, entry=entry) as held:
+    with locks.cluster_lock(ssh_host, lock, least=fence, entry=entry, sign=sign) as held:
         rotation = key_rotation.load(path)
         rotation.begin()
         rows = {name: row for name, row in orders(inventory, gathered, rotation.new).items() if name not in unread}

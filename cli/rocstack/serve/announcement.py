@@ -1,5 +1,5 @@
-"""A gateway that chooses its own port, key and token, and says in a file how it is reached: whoever can read the file may
-ask it, and knows its certificate. A service on another node reads it; no secret is handed to a job."""
+"""A gateway that chooses its own port, key and token, and says in a file how it is reached: whoever can read the file
+may ask it, and knows its certificate. A service on another node reads it; no secret is handed to a job."""
 
 import hmac
 import json

@@ -106,7 +106,7 @@ async def forward(
         if kind.startswith(EVENTS):
             body = _events(engine, answer, names, path, stack)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
-        raw = await unless_gone(request, answer.aread())
+        raw = await unless_gone(request, _whole(answer))
     except httpx.ConnectError:
         engine.doubt()
         raise NotSent.of("engine-lost", why="it was not there") from None
@@ -118,6 +118,19 @@ async def forward(
         raise CheckFailed.of("engine-lost", why="its core ended")
     await stack.aclose()
     return Response(names.back(raw), answer.status_code, media_type=kind)
+
+
+async def _whole(answer: httpx.Response) -> bytes:
+    """
+    Raises:
+        httpx.DecodingError: it is larger than any answer.
+    """
+    raw = bytearray()
+    async for piece in answer.aiter_raw():
+        raw += piece
+        if len(raw) > MOST_EVENT:
+            raise httpx.DecodingError("too large")
+    return bytes(raw)
 
 
 async def unless_gone(request: Request, work: Any) -> Any:

@@ -80,7 +80,7 @@ async def list_jobs(
     after: After = None,
     limit: Limit = 20,
     status: Annotated[list[Status] | None, Query(description="Only those; may be repeated")] = None,
-    kind: Literal["recipe", "fine_tuning"] | None = None,
+    kind: Literal["recipe", "fine_tuning", "serving"] | None = None,
 ) -> dict[str, Any]:
     rows, more = await service.jobs.page(caller, kind, status or (), after, limit)
     return page([to_dict(row) for row in rows], more)

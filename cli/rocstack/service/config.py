@@ -3,15 +3,14 @@
 import os
 from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from rocstack.base import document
 from rocstack.base.errors import BadInput
-from rocstack.base.server_address import LOOPBACK, Address, ServerAddress
+from rocstack.base.server_address import Address, ServerAddress
 from rocstack.base.words import AtKey, FolderPath, PlainUrl, SlurmName, User, Value
-from rocstack.cluster.service import ClusterServiceLimits
+from rocstack.cluster.service import ClusterServiceLimits, SiteServer
 
 MIB = 1 << 20
 
@@ -19,20 +18,6 @@ MIB = 1 << 20
 class ServicePerson(Value):
     uid: Annotated[int, Field(ge=0, le=4294967293)]
     gid: Annotated[int, Field(ge=0, le=4294967293)]
-
-
-class SiteServer(Value):
-    """A gateway of the site's, for everybody: it is sent people's own tokens, so it is whoever runs the cluster's."""
-
-    model: Annotated[str, Field(min_length=1, max_length=255)]
-    url: PlainUrl
-    ca: FolderPath | None = None  # PEM file with its certificate's CA; default: the machine's
-
-    @model_validator(mode="after")
-    def _no_token_in_the_clear(self) -> Self:
-        if self.url.startswith("http://") and urlsplit(self.url).hostname not in LOOPBACK:
-            raise AtKey(("url",), "people's tokens would go over the network in the clear: use https")
-        return self
 
 
 class ServiceSettings(ServerAddress):

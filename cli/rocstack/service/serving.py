@@ -13,11 +13,12 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocstack.base.text import visible
+from rocstack.cluster.service import SiteServer
 from rocstack.jobs.recipe import JobRequest
 from rocstack.serve import announcement
 from rocstack.serve.announcement import Announcement
 from rocstack.serve.proxy import Names
-from rocstack.service.config import ServiceSettings, SiteServer
+from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import Away, NotThere, RequestRefused
 from rocstack.service.identity import Caller
 from rocstack.service.jobs import Jobs, request_of, why

@@ -26,8 +26,8 @@ from fake_slurmrestd import FakeSlurmrestd, token
 from test_service_page import browser
 
 from rocstack.base.errors import BadInput
+from rocstack.cluster.service import SiteServer
 from rocstack.service import config, jobs
-from rocstack.service.config import SiteServer
 from rocstack.service.serving import ModelServer, by_nearness
 from rocstack.service.tables import ModelRow
 

@@ -348,7 +348,8 @@ def test_the_loop_from_a_file_to_an_answer(served: ServedCluster, vllm_image: st
     ).id  # fmt: skip
     state = lambda: client.fine_tuning.jobs.retrieve(job)  # noqa: E731
     until(lambda: state().status not in ("queued", "running"), 300, said=state)
-    assert (model := state().fine_tuned_model), state()
+    model = state().fine_tuned_model
+    assert model, state()
     folders = (served.shared / "rocstack/alice/adapters").iterdir()
     adapter = max(folders, key=lambda each: each.name)
     wanted = by_peft(served, served.shared / "models/tiny-llama", tokens, adapter)

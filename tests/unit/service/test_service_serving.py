@@ -21,7 +21,8 @@ import openai
 import pytest
 import tiny_adapters as tiny
 import uvicorn
-from conftest import Site, settings
+from conftest import CHAT as CHAT_ROWS
+from conftest import Site, lines, settings
 from fake_slurmrestd import FakeSlurmrestd, token
 from test_service_page import browser
 
@@ -39,8 +40,9 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurmrestd) -> None:
     monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    slurm.address = "127.0.0.1"  # of the nodes: jobs run here
 
 
 def commands(folder: Path) -> dict[str, str]:
@@ -81,7 +83,7 @@ async def own_adapter(site: Site, user: str, name: str, seed: int) -> str:
 @asynccontextmanager
 async def serving_job(site: Site, slurm: FakeSlurmrestd, folder: Path, **body: Any) -> AsyncIterator[str]:
     """A serving job of alice's, whose script runs as Slurm would run it."""
-    alice, slurm.address = site.of("alice"), "127.0.0.1"
+    alice = site.of("alice")
     made = await alice.post("/v1/servers", json={"model": BASE, "max_rank": 8, **body})
     assert made.status_code == 200, made.text
     (row,) = made.json()["data"]
@@ -157,6 +159,32 @@ async def test_a_persons_own_server_answers_for_her_adapters_alone(
         assert (await bob.delete(f"/v1/servers/{job}")).status_code == 404
         assert (await alice.delete(f"/v1/servers/{job}")).json()["deleted"]
         assert (await alice.get("/v1/servers")).json()["data"] == []
+
+
+async def test_the_loop_from_a_file_to_an_answer_with_recorders_of_slurm_and_the_engine(
+    site: Site, slurm: FakeSlurmrestd, tmp_path: Path
+) -> None:
+    """Its whole form, with Slurm and vLLM, is in tests/integration/test_service_api.py."""
+    tiny.base(site.service.models.folder / "org/small")
+    client = openai.AsyncOpenAI(
+        api_key=token("alice"), base_url="http://test/v1", http_client=site.of("alice"), max_retries=0
+    )
+    file = await client.files.create(file=("chat.jsonl", lines(CHAT_ROWS)), purpose="fine-tune")
+    made = await client.fine_tuning.jobs.create(
+        model=BASE, training_file=file.id, suffix="loop", extra_body={"rocstack": {"nodes": 2, "gpus_per_node": 0}}
+    )
+    assert f"{site.data}/alice/files/{file.id}.jsonl" in slurm.submitted[0]["script"]
+    own = tiny.adapter(site.data / "alice/jobs" / made.id / "adapter", str(site.service.models.folder / "org/small"))
+    slurm.set(slurm.next - 1, "COMPLETED", nodes="n[1-2]")
+    job = await client.fine_tuning.jobs.retrieve(made.id)
+    assert (job.status, job.error) == ("succeeded", None)
+    model = str(job.fine_tuned_model)
+    async with serving_job(site, slurm, tmp_path):
+        said = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+        base = await client.chat.completions.create(model=BASE, messages=[{"role": "user", "content": "hello"}])
+    digest = hashlib.sha256((own / "adapter_model.safetensors").read_bytes()).hexdigest()
+    assert (said.model, said.choices[0].message.content) == (model, digest)
+    assert base.choices[0].message.content == "the base"
 
 
 async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:

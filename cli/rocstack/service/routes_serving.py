@@ -8,6 +8,7 @@ import httpx
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from rocstack.client.answers import ListOf, PersonAnswer, ServerAnswer
 from rocstack.serve import proxy
 from rocstack.serve.proxy import ModelRequest, Names
 from rocstack.service.failures import Away, NotThere
@@ -83,19 +84,26 @@ for path in proxy.PATHS:
     )  # fmt: skip
 
 
-@router.get("/me", tags=["service"], summary="Who I am")
+@router.get("/me", tags=["service"], summary="Who I am", response_model=PersonAnswer)
 async def me(caller: Person) -> dict[str, Any]:
     return {"id": caller.name, "object": "person", "uid": caller.uid}
 
 
-@router.post("/servers", tags=["serving"], summary="Serve a base model, and your adapters of it")
+@router.post(
+    "/servers",
+    tags=["serving"],
+    summary="Serve a base model, and your adapters of it",
+    response_model=ListOf[ServerAnswer],
+)
 async def start_server(service: Serving, caller: Person, body: ServerRequest) -> dict[str, Any]:
     """A job for each replica, on one node each. It can be asked once its `status` is ready."""
     rows = await service.servers.start(caller, body)
     return page([await service.servers.to_dict(caller, row) for row in rows], False)
 
 
-@router.get("/servers", tags=["serving"], summary="List your servers that wait or run")
+@router.get(
+    "/servers", tags=["serving"], summary="List your servers that wait or run", response_model=ListOf[ServerAnswer]
+)
 async def list_servers(service: Serving, caller: Person) -> dict[str, Any]:
     rows = await service.servers.live(caller)
     return page([await service.servers.to_dict(caller, row) for row in rows], False)

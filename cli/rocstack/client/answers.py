@@ -85,6 +85,10 @@ class RecipeAnswer(TypedDict):
     object: Literal["recipe"]
     name: str
     about: str
+    needs_gpus: bool
+    needs_arguments: bool
+    seen: str
+    job: dict[str, Any]
     parameters: dict[str, ParameterAnswer]
     arguments: str | None
 

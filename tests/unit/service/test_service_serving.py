@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, t
     assert (await page.post("/servers", data={"model": "nothing"})).status_code == 400
 
 
-async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round(
+async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_started_again(
     site: Site, slurm: FakeSlurmrestd, tmp_path: Path
 ) -> None:
     tiny.base(site.service.models.folder / "org/small")
@@ -221,7 +221,7 @@ async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round(
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["message"]["content"])
 
-    async with serving_job(site, slurm, tmp_path):
+    async with serving_job(site, slurm, tmp_path) as first:
         async with serving_job(site, slurm, tmp_path, resident=33):
             assert {name: await ask(name) for name in names} == digests
             assert {name: await ask(name) for name in names} == digests
@@ -230,6 +230,24 @@ async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round(
             assert all(loaded)
         # Slurm hasn't seen yet that the second one ended.
         assert {name: await ask(name) for name in names} == digests
+        said = json.loads((site.data / "alice/jobs" / first / "server.json").read_text())
+        os.kill(gateway_in(site.data / "alice/jobs" / first), signal.SIGKILL)
+
+        async def again() -> bool:
+            return (await alice.post(CHAT, json=chat(BASE))).status_code == 200
+
+        await until(again)
+        assert json.loads((site.data / "alice/jobs" / first / "server.json").read_text()) != said
+        assert {name: await ask(name) for name in names} == digests
+
+
+def gateway_in(folder: Path) -> int:
+    """The process of the job that runs there."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (each / "cwd").resolve() == folder.resolve() and b"rocstack.serve" in (each / "cmdline").read_bytes():
+                return int(each.name)
+    raise AssertionError("no gateway runs there")
 
 
 async def residents(site: Site, job: str) -> list[str]:

@@ -24,7 +24,7 @@ class ErrorAnswer(TypedDict):
     param: str | None
 
 
-class JobAnswer(TypedDict):
+class ServiceJob(TypedDict):
     """Times are seconds since 1970. `why` says in words why it waits, `expected_start` when Slurm expects it to start;
     `slurm` is what Slurm said of it last, `model` what a fine-tuning made."""
 

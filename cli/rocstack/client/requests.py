@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar, cast
 from urllib.parse import quote
 
 from rocstack.client.answers import (
-    JobAnswer,
     JobEventAnswer,
     ListOf,
     LogAnswer,
@@ -16,6 +15,7 @@ from rocstack.client.answers import (
     RecipeAnswer,
     ReservationAnswer,
     ServerAnswer,
+    ServiceJob,
     StepsAnswer,
 )
 
@@ -65,21 +65,21 @@ def recipe(name: str) -> ServiceCall[RecipeAnswer]:
 
 def submit(
     name: str, parameters: Mapping[str, str | int | float | bool], arguments: Sequence[str], options: Mapping[str, Any]
-) -> ServiceCall[JobAnswer]:
+) -> ServiceCall[ServiceJob]:
     body = {"recipe": name, "parameters": dict(parameters), "arguments": list(arguments), **_given(options)}
     return ServiceCall("POST", "/v1/jobs", body=body)
 
 
-def jobs(after: str | None, limit: int, status: Sequence[str], kind: str | None) -> ServiceCall[ListOf[JobAnswer]]:
+def jobs(after: str | None, limit: int, status: Sequence[str], kind: str | None) -> ServiceCall[ListOf[ServiceJob]]:
     query = _given({"after": after, "limit": limit, "status": list(status) or None, "kind": kind})
     return ServiceCall("GET", "/v1/jobs", query)
 
 
-def job(key: str) -> ServiceCall[JobAnswer]:
+def job(key: str) -> ServiceCall[ServiceJob]:
     return ServiceCall("GET", f"/v1/jobs/{_part(key)}")
 
 
-def change(key: str, verb: str) -> ServiceCall[JobAnswer]:
+def change(key: str, verb: str) -> ServiceCall[ServiceJob]:
     return ServiceCall("POST", f"/v1/jobs/{_part(key)}/{verb}")
 
 

@@ -11,7 +11,6 @@ import httpx
 
 from rocstack.client import requests
 from rocstack.client.answers import (
-    JobAnswer,
     JobEventAnswer,
     ListOf,
     LogAnswer,
@@ -21,6 +20,7 @@ from rocstack.client.answers import (
     RecipeAnswer,
     ReservationAnswer,
     ServerAnswer,
+    ServiceJob,
     StepsAnswer,
 )
 from rocstack.client.requests import RequestFailed, ServiceCall
@@ -106,30 +106,30 @@ class ServiceClient:
 
     def submit(
         self, recipe: str, parameters: Parameters | None = None, arguments: Sequence[str] = (), **options: Any
-    ) -> JobAnswer:
+    ) -> ServiceJob:
         """`options` are those of `POST /v1/jobs`: nodes, time, partition, name, ..."""
         return self._send(requests.submit(recipe, parameters or {}, arguments, options))
 
-    def jobs(self, *, status: Sequence[str] = (), kind: str | None = None, limit: int = 100) -> Iterator[JobAnswer]:
+    def jobs(self, *, status: Sequence[str] = (), kind: str | None = None, limit: int = 100) -> Iterator[ServiceJob]:
         """All of them, the newest first, asked for in pages of `limit`."""
         after = None
         while True:
-            found: ListOf[JobAnswer] = self._send(requests.jobs(after, limit, status, kind))
+            found: ListOf[ServiceJob] = self._send(requests.jobs(after, limit, status, kind))
             yield from found["data"]
             if not found["has_more"]:
                 return
             after = found["last_id"]
 
-    def job(self, key: str) -> JobAnswer:
+    def job(self, key: str) -> ServiceJob:
         return self._send(requests.job(key))
 
-    def cancel(self, key: str) -> JobAnswer:
+    def cancel(self, key: str) -> ServiceJob:
         return self._send(requests.change(key, "cancel"))
 
-    def requeue(self, key: str) -> JobAnswer:
+    def requeue(self, key: str) -> ServiceJob:
         return self._send(requests.change(key, "requeue"))
 
-    def wait(self, key: str, every: float = LOOK_S) -> JobAnswer:
+    def wait(self, key: str, every: float = LOOK_S) -> ServiceJob:
         """Until it is over."""
         while (found := self.job(key))["status"] in LIVE:
             time.sleep(every)
@@ -220,31 +220,31 @@ class AsyncServiceClient:
 
     async def submit(
         self, recipe: str, parameters: Parameters | None = None, arguments: Sequence[str] = (), **options: Any
-    ) -> JobAnswer:
+    ) -> ServiceJob:
         return await self._send(requests.submit(recipe, parameters or {}, arguments, options))
 
     async def jobs(
         self, *, status: Sequence[str] = (), kind: str | None = None, limit: int = 100
-    ) -> AsyncIterator[JobAnswer]:
+    ) -> AsyncIterator[ServiceJob]:
         after = None
         while True:
-            found: ListOf[JobAnswer] = await self._send(requests.jobs(after, limit, status, kind))
+            found: ListOf[ServiceJob] = await self._send(requests.jobs(after, limit, status, kind))
             for each in found["data"]:
                 yield each
             if not found["has_more"]:
                 return
             after = found["last_id"]
 
-    async def job(self, key: str) -> JobAnswer:
+    async def job(self, key: str) -> ServiceJob:
         return await self._send(requests.job(key))
 
-    async def cancel(self, key: str) -> JobAnswer:
+    async def cancel(self, key: str) -> ServiceJob:
         return await self._send(requests.change(key, "cancel"))
 
-    async def requeue(self, key: str) -> JobAnswer:
+    async def requeue(self, key: str) -> ServiceJob:
         return await self._send(requests.change(key, "requeue"))
 
-    async def wait(self, key: str, every: float = LOOK_S) -> JobAnswer:
+    async def wait(self, key: str, every: float = LOOK_S) -> ServiceJob:
         while (found := await self.job(key))["status"] in LIVE:
             await asyncio.sleep(every)
         return found

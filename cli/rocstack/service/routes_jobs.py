@@ -9,7 +9,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstack.client.answers import JobAnswer, JobEventAnswer, ListOf, LogAnswer, RecipeAnswer, StepsAnswer
+from rocstack.client.answers import JobEventAnswer, ListOf, LogAnswer, RecipeAnswer, ServiceJob, StepsAnswer
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import progress
@@ -59,7 +59,7 @@ async def get_recipe(service: Serving, caller: Person, name: str) -> dict[str, A
     return recipe_to_dict(recipes.find(name, service.jobs.overlay))
 
 
-@router.post("/jobs", tags=["jobs"], summary="Submit a job", response_model=JobAnswer)
+@router.post("/jobs", tags=["jobs"], summary="Submit a job", response_model=ServiceJob)
 async def create_job(service: Serving, caller: Person, body: JobBody) -> dict[str, Any]:
     """It runs in a folder of its own on the shared file system, where its log is, too."""
     return to_dict(await submit(service, caller, body))
@@ -80,7 +80,7 @@ async def submit(service: Service, caller: Caller, body: JobBody) -> Any:
     "/jobs",
     tags=["jobs"],
     summary="List jobs, the newest first; of one that waits, why",
-    response_model=ListOf[JobAnswer],
+    response_model=ListOf[ServiceJob],
 )
 async def list_jobs(
     service: Serving,
@@ -94,7 +94,7 @@ async def list_jobs(
     return page([to_dict(row) for row in rows], more)
 
 
-@router.get("/jobs/{job}", tags=["jobs"], summary="Show a job", response_model=JobAnswer)
+@router.get("/jobs/{job}", tags=["jobs"], summary="Show a job", response_model=ServiceJob)
 async def get_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     return to_dict(await service.jobs.get(caller, job))
 
@@ -163,13 +163,13 @@ async def job_metrics(
 
 
 @router.post(
-    "/jobs/{job}/cancel", tags=["jobs"], summary="End a job, or take it out of the queue", response_model=JobAnswer
+    "/jobs/{job}/cancel", tags=["jobs"], summary="End a job, or take it out of the queue", response_model=ServiceJob
 )
 async def cancel_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     return to_dict(await service.jobs.cancel(caller, job))
 
 
-@router.post("/jobs/{job}/requeue", tags=["jobs"], summary="End a job and run it once more", response_model=JobAnswer)
+@router.post("/jobs/{job}/requeue", tags=["jobs"], summary="End a job and run it once more", response_model=ServiceJob)
 async def requeue_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     """With checkpoints it goes on from the newest."""
     return to_dict(await service.jobs.requeue(caller, job))

@@ -10,7 +10,7 @@ import createClient, { type Client, type ClientOptions } from "openapi-fetch";
 import type { components, paths } from "./schema.js";
 
 export type { components, paths };
-export type Job = components["schemas"]["JobAnswer"];
+export type Job = components["schemas"]["ServiceJob"];
 export type Node = components["schemas"]["NodeAnswer"];
 export type Recipe = components["schemas"]["RecipeAnswer"];
 export type Server = components["schemas"]["ServerAnswer"];

@@ -807,56 +807,6 @@ export interface components {
             n_epochs?: number | "auto";
         };
         /**
-         * JobAnswer
-         * @description Times are seconds since 1970. `why` says in words why it waits, `expected_start` when Slurm expects it to start;
-         *     `slurm` is what Slurm said of it last, `model` what a fine-tuning made.
-         */
-        JobAnswer: {
-            /** Asked */
-            asked: {
-                [key: string]: unknown;
-            };
-            /** Began At */
-            began_at: number | null;
-            /** Created At */
-            created_at: number;
-            error: components["schemas"]["ErrorAnswer"] | null;
-            /** Expected Start */
-            expected_start: number | null;
-            /** Finished At */
-            finished_at: number | null;
-            /** Id */
-            id: string;
-            /** Kind */
-            kind: string;
-            /** Model */
-            model: string | null;
-            /** Name */
-            name: string;
-            /**
-             * Object
-             * @constant
-             */
-            object: "job";
-            /** Recipe */
-            recipe: string;
-            /** Run */
-            run: number;
-            /** Slurm */
-            slurm: {
-                [key: string]: unknown;
-            } | null;
-            /** Slurm Job */
-            slurm_job: number | null;
-            /**
-             * Status
-             * @enum {string}
-             */
-            status: "sending" | "queued" | "running" | "paused" | "succeeded" | "failed" | "cancelled";
-            /** Why */
-            why: string;
-        };
-        /**
          * JobBody
          * @description What is left out is as the recipe has it, or as Slurm's configuration has it.
          */
@@ -917,25 +867,6 @@ export interface components {
             level: string;
             /** Message */
             message: string;
-        };
-        /**
-         * ListOf
-         * @description A page. `last_id` as `after` gives the next one.
-         */
-        ListOf_JobAnswer_: {
-            /** Data */
-            data: components["schemas"]["JobAnswer"][];
-            /** First Id */
-            first_id: string | null;
-            /** Has More */
-            has_more: boolean;
-            /** Last Id */
-            last_id: string | null;
-            /**
-             * Object
-             * @constant
-             */
-            object: "list";
         };
         /**
          * ListOf
@@ -1039,6 +970,25 @@ export interface components {
         ListOf_ServerAnswer_: {
             /** Data */
             data: components["schemas"]["ServerAnswer"][];
+            /** First Id */
+            first_id: string | null;
+            /** Has More */
+            has_more: boolean;
+            /** Last Id */
+            last_id: string | null;
+            /**
+             * Object
+             * @constant
+             */
+            object: "list";
+        };
+        /**
+         * ListOf
+         * @description A page. `last_id` as `after` gives the next one.
+         */
+        ListOf_ServiceJob_: {
+            /** Data */
+            data: components["schemas"]["ServiceJob"][];
             /** First Id */
             first_id: string | null;
             /** Has More */
@@ -1332,6 +1282,56 @@ export interface components {
             resident?: number;
             /** Time */
             time?: string | null;
+        };
+        /**
+         * ServiceJob
+         * @description Times are seconds since 1970. `why` says in words why it waits, `expected_start` when Slurm expects it to start;
+         *     `slurm` is what Slurm said of it last, `model` what a fine-tuning made.
+         */
+        ServiceJob: {
+            /** Asked */
+            asked: {
+                [key: string]: unknown;
+            };
+            /** Began At */
+            began_at: number | null;
+            /** Created At */
+            created_at: number;
+            error: components["schemas"]["ErrorAnswer"] | null;
+            /** Expected Start */
+            expected_start: number | null;
+            /** Finished At */
+            finished_at: number | null;
+            /** Id */
+            id: string;
+            /** Kind */
+            kind: string;
+            /** Model */
+            model: string | null;
+            /** Name */
+            name: string;
+            /**
+             * Object
+             * @constant
+             */
+            object: "job";
+            /** Recipe */
+            recipe: string;
+            /** Run */
+            run: number;
+            /** Slurm */
+            slurm: {
+                [key: string]: unknown;
+            } | null;
+            /** Slurm Job */
+            slurm_job: number | null;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "sending" | "queued" | "running" | "paused" | "succeeded" | "failed" | "cancelled";
+            /** Why */
+            why: string;
         };
         /**
          * SizeBody
@@ -2079,7 +2079,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ListOf_JobAnswer_"];
+                    "application/json": components["schemas"]["ListOf_ServiceJob_"];
                 };
             };
             /** @description What can't be done, and why */
@@ -2112,7 +2112,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobAnswer"];
+                    "application/json": components["schemas"]["ServiceJob"];
                 };
             };
             /** @description What can't be done, and why */
@@ -2143,7 +2143,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobAnswer"];
+                    "application/json": components["schemas"]["ServiceJob"];
                 };
             };
             /** @description What can't be done, and why */
@@ -2174,7 +2174,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobAnswer"];
+                    "application/json": components["schemas"]["ServiceJob"];
                 };
             };
             /** @description What can't be done, and why */
@@ -2308,7 +2308,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["JobAnswer"];
+                    "application/json": components["schemas"]["ServiceJob"];
                 };
             };
             /** @description What can't be done, and why */

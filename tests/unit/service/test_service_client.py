@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import uvicorn
 from conftest import serve
@@ -72,11 +70,6 @@ def test_the_cluster_sizes_and_servers(url: str) -> None:
         assert [each["model"] for each in client.serve("org/tiny", replicas=2)] == ["org/tiny", "org/tiny"]
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    own = {name for name in vars(ServiceClient) if not name.startswith("_")}
-    assert own == {name for name in vars(AsyncServiceClient) if not name.startswith("_")}
-
-
 def test_the_awaited_one(url: str, slurm: FakeSlurmrestd) -> None:
     async def work() -> None:
         async with AsyncServiceClient(url, token("alice")) as client:
@@ -117,38 +110,3 @@ def test_refusals_have_codes_and_parameters(url: str) -> None:
         with pytest.raises(RequestFailed) as refused:
             client.submit("mine", nodes=0)
         assert (refused.value.code, refused.value.param) == ("bad-request", "nodes")
-
-
-def test_reads_are_tried_again_and_changes_are_not() -> None:
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.method)
-        if asked.count("GET") > 2 and request.method == "GET":
-            return httpx.Response(200, json={"id": "alice", "object": "person", "uid": 1})
-        if len(asked) == 1:
-            raise httpx.ReadError("reset", request=request)
-        return httpx.Response(503, json={"error": {"message": "away", "code": "slurm-away", "param": None}})
-
-    with ServiceClient("http://x", "t", transport=httpx.MockTransport(answer)) as client:
-        service_client.PAUSE_S, before = 0.0, service_client.PAUSE_S
-        try:
-            assert client.me()["id"] == "alice"
-            with pytest.raises(RequestFailed, match="away"):
-                client.submit("mine")
-        finally:
-            service_client.PAUSE_S = before
-    assert asked == ["GET", "GET", "GET", "POST"]
-
-
-def test_what_is_no_answer_of_the_service() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        with ServiceClient(f"http://127.0.0.1:{probe.getsockname()[1]}", "t") as client:
-            with pytest.raises(RequestFailed) as refused:
-                client.cancel("job-1")
-            assert (refused.value.status, refused.value.code) == (0, "no-answer")
-    page = httpx.MockTransport(lambda _: httpx.Response(502, text="<html>"))
-    with ServiceClient("http://x", "t", transport=page) as client, pytest.raises(RequestFailed) as refused:
-        client.nodes()
-    assert (refused.value.status, refused.value.code) == (502, "no-answer")

@@ -1,4 +1,4 @@
-"""The service under load: pages of a person with ten thousand jobs, people who poll, streams, new jobs, the page itself.
+"""The service under load: pages of a person with ten thousand jobs, people who poll, streams, new jobs, the page.
 
     .venv/bin/python bench/service [--jobs 10000] [--seconds 300] [--json FILE]
 

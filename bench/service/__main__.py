@@ -73,7 +73,9 @@ async def serve(folder: Path, jobs: int) -> None:
     )  # fmt: skip
     service = Service.of(settings, SlurmRest("http://slurmrestd", slurm.transport))
     service.storage.check()
-    server = uvicorn.Server(uvicorn.Config(app.make(service), port=0, log_level="error", access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app.make(service), port=0, log_level="error", access_log=False, timeout_keep_alive=30)
+    )
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

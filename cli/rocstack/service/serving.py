@@ -12,7 +12,7 @@ import anyio.to_thread
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstack.base.text import visible
+from rocstack.base.text import from_json, visible
 from rocstack.cluster.service import SiteServer
 from rocstack.jobs.recipe import JobRequest
 from rocstack.serve import announcement
@@ -28,7 +28,9 @@ from rocstack.service.tables import JobRow
 
 SERVING, RECIPE = "serving", "serve"
 ANNOUNCED = "server.json"
+CHAT = "/v1/chat/completions"
 CONNECT_S, SILENT_S = 5.0, 600.0
+MOST_ANSWER = 4 << 20  # bytes of an answer that is shown
 MOST = 16  # servers of one person that are looked at
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
@@ -136,6 +138,32 @@ class ModelServers:
             why_ = next((text for row in rows if (text := why(row))), "the model is being loaded")
             raise Away.of("server-starts", model=visible(model[:80]), job=rows[0].id, why=why_)
         raise RequestRefused.of("not-served", model=visible(model[:80]), base=base).about("model")
+
+    async def ask(self, caller: Caller, model: str, messages: list[dict[str, str]], tokens: int) -> str:
+        """What the model says next, as a whole.
+
+        Raises:
+            NotThere, Away: as `find`; no server answers. RequestRefused: nobody serves it, or its server says no.
+        """
+        names, servers = await self.find(caller, model)
+        body = {"model": names.engine, "messages": messages, "max_tokens": tokens}
+        for server in servers:
+            try:
+                async with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
+                    raw = bytearray()
+                    async for piece in answer.aiter_bytes():
+                        raw += piece
+                        if len(raw) > MOST_ANSWER:
+                            raise RequestRefused.of("server-refuses", why="the answer is too long to show")
+                found: Any = from_json(bytes(raw))
+                if answer.status_code == 200:
+                    return str(found["choices"][0]["message"]["content"] or "")
+                raise RequestRefused.of("server-refuses", why=visible(str(found["error"]["message"])[:500]))
+            except RequestRefused:
+                raise
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
+                continue
+        raise Away.of("server-lost", model=model)
 
     async def _of_job(self, caller: Caller, row: JobRow) -> ModelServer | None:
         said = await anyio.to_thread.run_sync(self._announced, caller, row) if row.status == "running" else None

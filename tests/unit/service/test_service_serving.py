@@ -175,6 +175,8 @@ async def test_the_loop_from_a_file_to_an_answer_with_recorders_of_slurm_and_the
     )
     assert f"{site.data}/alice/files/{file.id}.jsonl" in slurm.submitted[0]["script"]
     own = tiny.adapter(site.data / "alice/jobs" / made.id / "adapter", str(site.service.models.folder / "org/small"))
+    early = await site.of("alice").get(f"/v1/train/jobs/{made.id}/eval")
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "no-model-yet")
     slurm.set(slurm.next - 1, "COMPLETED", nodes="n[1-2]")
     job = await client.fine_tuning.jobs.retrieve(made.id)
     assert (job.status, job.error) == ("succeeded", None)
@@ -182,6 +184,12 @@ async def test_the_loop_from_a_file_to_an_answer_with_recorders_of_slurm_and_the
     async with serving_job(site, slurm, tmp_path):
         said = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
         base = await client.chat.completions.create(model=BASE, messages=[{"role": "user", "content": "hello"}])
+        beside = (await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")).json()
+    assert [each["input"] for each in beside["eval_results"]] == [row["messages"][0]["content"] for row in CHAT_ROWS]
+    both = [[(each["model_name"], each["output"]) for each in row["outputs"]] for row in beside["eval_results"]]
+    assert both[0] == [(model, said.choices[0].message.content), (BASE, "the base")]
+    gone = await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")
+    assert gone.json()["error"]["code"] in ("server-starts", "server-lost")  # it is just ending
     digest = hashlib.sha256((own / "adapter_model.safetensors").read_bytes()).hexdigest()
     assert (said.model, said.choices[0].message.content) == (model, digest)
     assert base.choices[0].message.content == "the base"

@@ -3,6 +3,7 @@ owner, and answers by vLLM; nobody else sees it; what is paused goes on; a Slurm
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ from site_registry import free_port
 from workspace import REPO, Built, Workspace, engine
 
 from rocstack.deploy.plan import tls
+from rocstack.image import gateway_package
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -50,9 +52,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(1)
 sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
 ends = dict(eos_token_id=256, pad_token_id=256, max_position_embeddings=512)
-folder = Path({folder!r})
-LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, **ends)).save_pretrained(folder)
-tokenizer(folder)
+for name in ("tiny-llama", "own-llama"):
+    folder = Path({folder!r}) / name
+    LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, **ends)).save_pretrained(folder)
+    tokenizer(folder)
 """
 
 
@@ -119,8 +122,8 @@ def ran(workspace: Workspace, *words: str) -> str:
 
 
 def model(node: str, shared: Path) -> None:
-    """A tiny seeded Llama with a tokenizer, made by the worker's own transformers."""
-    script = (REPO / "images/trainer/tests/chats.py").read_text() + MODEL.format(folder=f"{shared}/models/tiny-llama")
+    """Tiny seeded Llamas with a tokenizer, made by the worker's own transformers."""
+    script = (REPO / "images/trainer/tests/chats.py").read_text() + MODEL.format(folder=f"{shared}/models")
     line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "python3", "-"]
     subprocess.run(line, input=script, text=True, capture_output=True, check=True)
     (shared / "models").chmod(0o755)
@@ -234,7 +237,7 @@ def test_a_file_becomes_an_adapter_of_its_owner(served: ServedCluster) -> None:
     ):
         with pytest.raises(openai.NotFoundError):
             ask()
-    assert [each.id for each in other.models.list()] == ["tiny-llama"]
+    assert [each.id for each in other.models.list()] == ["own-llama", "tiny-llama"]
 
 
 def test_a_wrong_and_an_expired_token(served: ServedCluster) -> None:
@@ -292,6 +295,75 @@ def test_a_slurm_that_hangs_loses_nothing_and_doubles_nothing(served: ServedClus
     job = lambda: next(each for each in raw.get("/v1/jobs").json()["data"] if each["name"] == "once")  # noqa: E731
     until(lambda: job()["status"] == "succeeded", said=job)
     assert served.control("sacct -nX --name=once -o jobid").split() == [str(job()["slurm_job"])]
+
+
+GATEWAYS_NEED = ("fastapi", "uvicorn", "httpx", "prometheus-client", "cryptography", "pydantic", "pyyaml")
+
+
+def install_recorder(served: ServedCluster) -> None:
+    """The gateway as its image has it and a recorder in vLLM's place, in the workers, whose image has neither."""
+    lib = served.shared / "lib"
+    wheels = ["--target", str(lib), "--python-version=3.13", "--only-binary=:all:", "--quiet", *GATEWAYS_NEED]
+    subprocess.run([sys.executable, "-m", "pip", "install", *wheels], check=True, capture_output=True)
+    for name, file in gateway_package.files().items():
+        if name.startswith(place := "vllm/package/"):
+            path = lib / name.removeprefix(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+    shutil.copy(REPO / "tests/support/fake_vllm.py", lib)
+    for path in (lib, *lib.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    lines = {"rocstack-serve": "-m rocstack.serve", "vllm": f"{lib}/fake_vllm.py"}
+    for node in served.workspace.nodes().values():
+        for name, what in lines.items():
+            text = f'#!/bin/sh\nPYTHONPATH={lib} exec python3 {what} "$@"\n'
+            script = f"cat >/usr/local/bin/{name} && chmod 755 /usr/local/bin/{name}"
+            line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "sh", "-c", script]
+            subprocess.run(line, input=text, text=True, check=True, capture_output=True)
+
+
+def test_a_server_of_ones_own_is_a_job_with_a_recorder_of_the_engine(served: ServedCluster) -> None:
+    """Under Slurm, as its owner: it reads her adapters, and the service reads what it announces, by ACLs alone."""
+    install_recorder(served)
+    client, raw = served.openai("alice"), served.client(served.tokens["alice"])
+    where = {"nodes": 1, "steps": 2, **ONE_TASK}
+    job = client.fine_tuning.jobs.create(
+        model="own-llama", training_file=chat(client), suffix="own", extra_body={"rocstack": where}
+    ).id
+    until(lambda: client.fine_tuning.jobs.retrieve(job).status == "succeeded", 300)
+    model = client.fine_tuning.jobs.retrieve(job).fine_tuned_model or ""
+    body = {"model": "own-llama", "gpus_per_node": 0, "replicas": 2}
+    made = [each["id"] for each in raw.post("/v1/servers", json=body).json()["data"]]
+    rows = lambda: raw.get("/v1/servers").json()["data"]  # noqa: E731
+    until(lambda: [each["status"] for each in rows()] == ["ready", "ready"], 120, said=lambda: logs(raw, made))
+    adapter = max((served.shared / "rocstack/alice/adapters").iterdir(), key=lambda each: each.name)
+    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+    def ask(name: str) -> tuple[str, str | None]:
+        said = client.chat.completions.create(model=name, messages=[{"role": "user", "content": "hello"}])
+        return said.model, said.choices[0].message.content
+
+    assert ask(model) == (model, digest), logs(raw, made)
+    assert ask("own-llama") == ("own-llama", "the base")
+    stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}], stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in stream) == digest[:8]
+    with pytest.raises(openai.BadRequestError):  # nobody serves it to bob
+        served.openai("bob").chat.completions.create(model="own-llama", messages=[{"role": "user", "content": "x"}])
+    number = raw.get(f"/v1/jobs/{made[0]}").json()["slurm_job"]
+    assert served.control(f"squeue -h -j {number} -o %U").split() == ["2000"]
+    announced = served.shared / "rocstack/alice/jobs" / made[0] / "server.json"
+    as_bob = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups", "cat", str(announced)]
+    assert subprocess.run(as_bob, capture_output=True, check=False).returncode != 0
+    assert raw.delete(f"/v1/servers/{made[0]}").json()["deleted"]
+    assert ask(model) == (model, digest)  # by the other one
+    assert raw.delete(f"/v1/servers/{made[1]}").json()["deleted"]
+    until(lambda: not announced.exists(), 60)
+    with pytest.raises(openai.BadRequestError):
+        ask(model)
+
+
+def logs(raw: httpx.Client, jobs: list[str]) -> str:
+    return "\n".join(raw.get(f"/v1/jobs/{job}/log", params={"offset": -2000}).text for job in jobs)
 
 
 @contextmanager

@@ -209,6 +209,8 @@ async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, t
         part = await page.post(place, data={"text": "hello"}, headers={"HX-Request": "true"})
         assert (mine in part.text, "<html" in part.text) == (True, False)
         assert "write something first" in (await page.post(place, data={"text": " "})).text
+        assert "a number from 1 to" in (await page.post(place, data={"text": "hello", "tokens": "-1"})).text
+        assert "ready" in (await page.get(place.replace("/try?", "/try/servers?"))).text
     slurm.set(slurm.next - 1, "FAILED", nodes="n1")
     started = await page.post("/servers", data={"model": BASE, "time": "1h"})
     assert (started.status_code, started.headers["location"]) == (303, "/try?model=org%2Fsmall")

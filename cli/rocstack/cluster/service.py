@@ -75,5 +75,12 @@ def problems(service: ClusterService, mounts: Sequence[Mount], ports: Collection
             yield at, f"{path} is in none of `mounts` ({', '.join(mount.target for mount in mounts)})"
         elif key == "data" and max(around, key=lambda mount: len(mount.target)).read_only:
             yield at, f"{path} is mounted read-only, and the service writes there"
+    for number, server in enumerate(service.servers):
+        around = [mount for mount in mounts if f"{server.ca}/".startswith(f"{mount.target}/")]
+        if server.ca and not around:
+            yield (
+                ("service", "servers", number, "ca"),
+                f"{server.ca} is in none of `mounts`",
+            )
     if f"{models}/".startswith(f"{data}/"):
         yield ("service", "models"), f"{models} is in `data`, which is the users' own"

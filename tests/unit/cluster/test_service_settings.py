@@ -64,7 +64,7 @@ def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
         (
             "service:\n    servers:\n      - {model: x, url: 'https://h:1', ca: /etc/ca.pem}",
             5,
-            "so the service can't read it",
+            "/etc/ca.pem is in none of `mounts`",
         ),
         ("service: {limits: {quota_mib: 0}}", 3, "greater than or equal to 1"),
     ],

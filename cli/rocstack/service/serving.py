@@ -2,9 +2,11 @@
 its owner's, so her jobs are asked with the token that stands there and never with her own."""
 
 import hashlib
+import os
 import re
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +60,7 @@ class ModelServer:
 
     key: str
     url: str
-    trust: ssl.SSLContext | bool
+    trust: ssl.SSLContext
     token: str
 
     def client(self) -> httpx.AsyncClient:
@@ -200,7 +202,13 @@ def _of_site(server: SiteServer, caller: Caller) -> ModelServer:
         NotThere: its CA isn't there.
     """
     try:
-        trust: ssl.SSLContext | bool = ssl.create_default_context(cafile=server.ca) if server.ca else True
+        trust = _trusted(server.ca, os.stat(server.ca).st_mtime_ns if server.ca else 0)
     except (OSError, ssl.SSLError):
         raise NotThere.of("no-server-ca", file=server.ca) from None
     return ModelServer(server.url, server.url, trust, caller.token)
+
+
+@lru_cache(maxsize=64)
+def _trusted(ca: str | None, _changed: int) -> ssl.SSLContext:
+    """Reading the machine's CAs takes longer than asking a small model."""
+    return ssl.create_default_context(cafile=ca)

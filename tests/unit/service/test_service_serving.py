@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -269,7 +270,7 @@ async def residents(site: Site, job: str) -> list[str]:
 
 
 def test_when_a_server_ends_only_its_own_adapters_move() -> None:
-    servers = [ModelServer(key, "", True, "") for key in "abcd"]
+    servers = [ModelServer(key, "", ssl.create_default_context(), "") for key in "abcd"]
     names = [f"adapter-{number}" for number in range(400)]
     before = {name: by_nearness(name, servers)[0].key for name in names}
     after = {name: by_nearness(name, servers[:3])[0].key for name in names}
@@ -361,6 +362,9 @@ async def test_a_server_of_the_site_knows_people_by_their_own_tokens(
         await listening
     answer = await site.of("alice").post(CHAT, json=chat(BASE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-lost")
+    away = SiteServer(model=BASE, url="https://127.0.0.1:1", ca=f"{tmp_path}/none.pem")
+    object.__setattr__(site.service.servers, "settings", settings(tmp_path).model_copy(update={"servers": (away,)}))
+    assert (await site.of("alice").post(CHAT, json=chat(BASE))).json()["error"]["code"] == "no-server-ca"
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import pytest
 from rocstack.service import __main__ as program
 
 CLIENT = Path(__file__).resolve().parents[3] / "clients/typescript"
-AGAIN = "run: python3 -m rocstack.service --openapi >clients/typescript/openapi.json; npm run generate there"
+AGAIN = "run: make client"
 pytestmark = pytest.mark.skipif(not CLIENT.is_dir(), reason="clients/ isn't here: a package's own checkout has none")
 
 

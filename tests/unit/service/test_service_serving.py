@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,8 @@ async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_st
         async with serving_job(site, slurm, tmp_path, resident=33):
             assert {name: await ask(name) for name in names} == digests
             assert {name: await ask(name) for name in names} == digests
-            loaded = [await residents(site, row["id"]) for row in (await alice.get("/v1/servers")).json()["data"]]
+            rows = (await alice.get("/v1/servers")).json()["data"]
+            loaded = [[each["id"] for each in await resident(site, row["id"])] for row in rows]
             assert sorted(loaded[0] + loaded[1]) == sorted(f"adapter-{name}" for name in names)  # each in one place
             assert all(loaded)
         # Slurm hasn't seen yet that the second one ended.
@@ -252,6 +253,36 @@ async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_st
         assert {name: await ask(name) for name in names} == digests
 
 
+async def test_who_goes_away_in_the_middle_frees_the_server(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    await own_adapter(site, "alice", "one", 1)
+    async with listening(site) as url, serving_job(site, slurm, tmp_path) as job:
+        body, head = chat("ft:org-small:alice:one", "slow 60"), {"Authorization": f"Bearer {token('alice')}"}
+        async with httpx.AsyncClient(base_url=url, headers=head, timeout=60) as client:
+            asked = asyncio.create_task(client.post(CHAT, json=body))
+
+            async def runs(number: int) -> bool:
+                return sum(each["running"] for each in await resident(site, job)) == number
+
+            await until(lambda: runs(1))
+            asked.cancel()
+            await until(lambda: runs(0), 20)
+
+
+@asynccontextmanager
+async def listening(site: Site) -> AsyncIterator[str]:
+    """The service at a port of its own."""
+    server = uvicorn.Server(uvicorn.Config(site.application, port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
 def gateway_in(folder: Path) -> int:
     """The process of the job that runs there."""
     for each in Path("/proc").glob("[0-9]*"):
@@ -261,12 +292,14 @@ def gateway_in(folder: Path) -> int:
     raise AssertionError("no gateway runs there")
 
 
-async def residents(site: Site, job: str) -> list[str]:
+async def resident(site: Site, job: str) -> list[dict[str, Any]]:
+    """What the job's gateway says of its adapters, to whoever has its token."""
     said = json.loads((site.data / "alice/jobs" / job / "server.json").read_text())
     async with httpx.AsyncClient(verify=False, headers={"Authorization": f"Bearer {said['token']}"}) as client:
         answer = await client.get(f"https://127.0.0.1:{said['port']}/v1/adapters?resident=true")
         assert (await client.get(answer.url, headers={"Authorization": "Bearer x"})).status_code == 401
-    return [each["id"] for each in answer.json()["data"]]
+    rows: list[dict[str, Any]] = answer.json()["data"]
+    return rows
 
 
 def test_when_a_server_ends_only_its_own_adapters_move() -> None:
@@ -320,11 +353,8 @@ async def test_a_server_of_the_site_knows_people_by_their_own_tokens(
     """The gateway asks the service who it is; each person has her own adapters there."""
     base = tiny.base(site.service.models.folder / "org/small")
     digests = {user: await own_adapter(site, user, "own", seed) for seed, user in enumerate(("alice", "bob"))}
-    server = uvicorn.Server(uvicorn.Config(site.application, port=0, log_level="error", lifespan="off"))
-    listening = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    service, port = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", free_port()
+    stack = AsyncExitStack()
+    service, port = await stack.enter_async_context(listening(site)), free_port()
     document = {
         "model": str(base), "listen": f"127.0.0.1:{port}", "people": {"url": service}, "state": str(tmp_path / "state"),
         "sources": [{"folder": str(site.data), "layout": "users"}],
@@ -358,8 +388,7 @@ async def test_a_server_of_the_site_knows_people_by_their_own_tokens(
     finally:
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, 30)
-        server.should_exit = True
-        await listening
+        await stack.aclose()
     answer = await site.of("alice").post(CHAT, json=chat(BASE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-lost")
     away = SiteServer(model=BASE, url="https://127.0.0.1:1", ca=f"{tmp_path}/none.pem")

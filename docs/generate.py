@@ -85,6 +85,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         cluster.Rest,
         service.ClusterService,
         service.ClusterServiceLimits,
+        service.SiteServer,
         cluster.Ship,
         cluster.RolloutSettings,
     ),

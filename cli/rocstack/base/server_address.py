@@ -25,6 +25,10 @@ class ServerAddress(Value):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
+    def listen_at(self, port: int) -> str:
+        """`listen` with the port that the system gave, where it is 0."""
+        return f"{self.listen.rpartition(':')[0]}:{port}"
+
     @property
     def tls(self) -> bool:
         return self.certificate is not None

@@ -17,7 +17,15 @@ from starlette.exceptions import HTTPException
 from rocstack import base
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
-from rocstack.service import failures, page_forms, routes_cluster, routes_files, routes_jobs, routes_tuning
+from rocstack.service import (
+    failures,
+    page_try,
+    routes_cluster,
+    routes_files,
+    routes_jobs,
+    routes_serving,
+    routes_tuning,
+)
 from rocstack.service.body_limit import BodyLimit
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
@@ -62,8 +70,8 @@ def make(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_cluster, page_forms):  # forms are of the page
-        app.include_router(routes.router)
+    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_try):
+        app.include_router(routes.router)  # page_try's is that of the whole page
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
 

@@ -8,7 +8,7 @@ import pytest
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import service
-from rocstack.cluster.service import ClusterService
+from rocstack.cluster.service import ClusterService, SiteServer
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.settings.settings import load
 
@@ -29,6 +29,10 @@ def written(folder: Path, text: str) -> ClusterSettings:
         ("service: on", ClusterService()),
         ("service: {}", ClusterService()),
         ("service: {port: 9443, limits: {jobs: 7}}", ClusterService(port=9443, limits={"jobs": 7})),
+        (
+            "service: {servers: [{model: x, url: 'https://h:1', ca: /shared/ca.pem}]}",
+            ClusterService(servers=(SiteServer(model="x", url="https://h:1", ca="/shared/ca.pem"),)),
+        ),
     ],
 )
 def test_off_on_and_more(text: str, expected: ClusterService | None, tmp_path: Path) -> None:
@@ -57,6 +61,12 @@ def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
         ("service: on\n  users:\n    service: {uid: 2000}", 5, "is the user of cluster.service"),
         ("service: on\n  users:\n    al: {uid: 64033}", 5, "is the user of cluster.service"),
         ("service: {limits: {quota_mib: 0}}", 3, "must be at least 1, not 0"),
+        ("service:\n    servers: [{model: x, url: 'http://10.0.0.1:1'}]", 4, "in the clear"),
+        (
+            "service:\n    servers:\n      - {model: x, url: 'https://h:1', ca: /etc/ca.pem}",
+            5,
+            "/etc/ca.pem is in none of `mounts`",
+        ),
     ],
 )
 def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:

@@ -339,13 +339,15 @@ def test_the_service_is_on_the_control_node_alone_and_has_no_rights() -> None:
 
 def test_what_the_service_reads() -> None:
     nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
-    desired = served(nodes, service={"port": 9443, "models": "/shared/hub"}, rest={"port": 6821})
+    servers = [{"model": "x", "url": "https://h:1"}]
+    desired = served(nodes, service={"port": 9443, "models": "/shared/hub", "servers": servers}, rest={"port": 6821})
     files = {file.path: file for file in desired.node_specs()["n1"].files}
     assert {*container(desired, services.API).reads} <= {*files}
     said = json.loads(files[services.SERVICE_SETTINGS].content)
     assert (said["listen"], said["data"], said["models"]) == ("0.0.0.0:9443", "/shared/rocstack", "/shared/hub")
     assert said["users"] == {"al": {"uid": 2000, "gid": 2000}}, "not the acceptance suite's"
     assert said["limits"] == {"file_mib": 512, "quota_mib": 10240, "jobs": 100}
+    assert said["servers"] == [{"model": "x", "url": "https://h:1", "ca": None}]
     for path in (services.SERVICE_TLS[1], services.SERVICE_DATABASE):
         assert (files[path].mode, files[path].uid, files[path].gid) == (0o400, 64033, 64033)
     assert files[services.SERVICE_TLS[1]].content != files[services.SERVER[1]].content, "no other server's key"

@@ -439,3 +439,25 @@ async def test_each_change_is_in_the_audit_log(site: Site, slurm: FakeSlurmrestd
         ("alice", "job.cancel"),
     ]
     assert token("alice") not in str([vars(row) for row in rows])
+
+
+async def test_numbers_of_steps_are_read_again_when_they_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json={"recipe": "mine", "arguments": ["true"]})).json()["id"]
+    file, read = site.data / "alice/jobs" / key / "metrics.jsonl", []
+    parse = progress._steps
+    monkeypatch.setattr(progress, "_steps", lambda data: read.append(len(data)) or parse(data))
+
+    async def steps(after: int = 0) -> list[int]:
+        rows = (await alice.get(f"/v1/jobs/{key}/metrics", params={"after": after})).json()["data"]
+        return [row["step"] for row in rows]
+
+    assert await steps() == []
+    file.write_text('{"step": 2}\n{"step": 1}\n{"step": 2, "loss": 1.0}\n')
+    assert [await steps(), await steps(), await steps(1), await steps(2)] == [[1, 2], [1, 2], [2], []]
+    assert len(read) == 1
+    with file.open("a") as more:
+        more.write('{"step": 3}\n')
+    assert (await steps(1), len(read)) == ([2, 3], 2)
+    monkeypatch.setattr(progress, "FILES", 0)
+    assert (await steps(), progress._KNOWN) == ([1, 2, 3], {})

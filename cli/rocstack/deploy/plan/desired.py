@@ -263,6 +263,7 @@ class DesiredCluster:
                 name: {"uid": each.uid, "gid": each.gid or each.uid} for name, each in self.cluster.users.items()
             },
             "limits": service.limits.model_dump(),
+            "servers": [each.model_dump() for each in service.servers],
         }
         key = tls.host_key(keys.registry_key, f"service {control.name}")
         names = {self.control_address, control.name, control.host}

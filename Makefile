@@ -3,7 +3,7 @@ BIN := .venv/bin
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint docs dist bench lock clean
+.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint docs dist bench lock client clean
 # Tests start thousands of short Python processes: without bytecode files each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -80,6 +80,10 @@ lock: python ## resolve requirements.lock again (UPGRADE=--upgrade for the newes
 	$(BIN)/pip-compile --quiet $(UPGRADE) --generate-hashes --allow-unsafe --strip-extras --all-extras --all-build-deps \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header --no-annotate \
 	  --output-file requirements.lock pyproject.toml
+
+client: python ## generate the TypeScript client's types again (needs npm)
+	$(BIN)/python -m rocstack.service --openapi >clients/typescript/openapi.json
+	cd clients/typescript && npm ci --no-audit --no-fund && npm run generate
 
 clean: ## remove the Python environment and rocstack's own files here
 	rm -rf .venv .rocstack

@@ -85,6 +85,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         cluster.Rest,
         service.ClusterService,
         service.ClusterServiceLimits,
+        service.SiteServer,
         cluster.Ship,
         cluster.RolloutSettings,
     ),
@@ -296,10 +297,9 @@ def heads() -> tuple[type[BaseModel], ...]:
 
 def kinds_of_text() -> str:
     """The checked strings of `words`, with the meaning that error messages use."""
-    found = re.findall(r'^(\w+) = Annotated\[\s*str,\s*_word\(r?"(.*?)", "(.*?)"\)', inspect.getsource(words), re.M)
+    found = re.findall(r'^(\w+) = Annotated\[\s*str,\s*word\(r?"(.*?)", "(.*?)"\)', inspect.getsource(words), re.M)
     rows = [(name, meaning.replace("\\\\", "\\"), code(pattern)) for name, pattern, meaning in found]
     rows += [
-        ("Line", "one line of text, at most 1000 characters", ""),
         ("Method", ", ".join(get_args(stack.Method)), ""),
         ("Role", ", ".join(component.ROLES), ""),
         (

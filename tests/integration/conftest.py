@@ -4,6 +4,7 @@ cache stays, because it is what makes the next run quick."""
 from __future__ import annotations
 
 import fcntl
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -143,3 +144,14 @@ def unverified(deployed: DeployedCluster) -> Iterator[None]:
     """What a test proves of the cluster's images is gone after it."""
     yield
     deployed.unverify()
+
+
+@pytest.fixture(scope="session")
+def vllm_image(prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """2 GB of packages and wheels, unless ROCSTACK_SERVE_IMAGE names one."""
+    if given := os.environ.get("ROCSTACK_SERVE_IMAGE"):
+        return given
+    workspace = Workspace(tmp_path_factory.mktemp("vllm"), prefix, made=made)
+    done = workspace.run("build", "--json", "--stack", "vllm-cpu", "--nic", "tcp", "--role", "worker", timeout=3600)
+    assert done.code == 0, done.err + done.failures()
+    return f"{prefix}/worker:vllm-cpu-tcp"

@@ -45,7 +45,7 @@ def start(name: str, image: str, folder: Path, address: str, port: int, *flags: 
     (folder / "registry/server.pem").write_text(tls.certificate(ca, ca_key, key, {address}, datetime.now(UTC)))
     (folder / "registry/server.key").write_text(key)
     (folder / "password").write_text(password)
-    (folder / "pull").write_text(secrets.token_hex(16))
+    (folder / "pull").write_text(f"n1:{secrets.token_hex(16)}\n")
     (folder / "ca.pem").write_text(ca)
     mounts = (
         f"--volume={folder}/registry:/etc/rocstack/registry:ro",

@@ -8,11 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 from deployed_cluster import deploy
 from released import Releases, entry, releases
 from site_registry import engine
-from workspace import REPO, Built, Workspace
+from workspace import REPO, STACK, Built, Workspace
+
+from rocstack.settings.settings import Settings
+from rocstack.stack import stack
+from rocstack.virtual import node_image
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -80,6 +85,53 @@ rocstack bundle install /b/site.bundle --key /b/release.pub
         assert f"rocstack/{image['role']}:debian-13-tcp {image['id']}" in done.stdout.splitlines()
         assert f"rocstack/{image['role']}:debian-13-tcp-{TAG} {image['id']}" in done.stdout.splitlines()
     assert f"release {TAG} was here already: nothing to do" in done.stdout
+
+
+def test_two_nodes_without_a_network(place: Releases, written: dict[str, Any], base: str, prefix: str) -> None:
+    """From the file to a verified cluster, on a machine that no network leads to, with a trust policy. The nodes'
+    image stands for servers that are there: it comes beside the bundle."""
+    folder, client, name = place.here.folder, docker.from_env(), f"{prefix}/airgapped:cluster"
+    own = Settings(image_prefix=prefix)
+    node = node_image.ensure(client, stack.load(STACK), own, folder / "node-image", print)
+    client.close()
+    packages = WITH_ENGINE.replace("docker-cli", "docker-cli docker-buildx openssh-client iptables iproute2")
+    engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{packages}")
+    engine("save", "--output", str(folder / "servers.tar"), base, node)
+    script = f"""
+test -z "$(tail -n +2 /proc/net/route)"
+dockerd --iptables=false --ip6tables=false --bridge=none >/log 2>&1 &
+for try in $(seq 60); do docker version >/dev/null 2>&1 && break; sleep 0.5; done
+docker load --quiet --input /b/servers.tar
+began=$(date +%s)
+tar -xf /b/site.bundle install
+sh install /b/site.bundle --rocstack-only
+export PATH=/opt/rocstack/bin:$PATH ROCSTACK_IMAGE_PREFIX={prefix} ROCSTACK_REHEARSAL=1
+mkdir /site
+cd /site
+cp /b/release.pub .
+printf 'inventory: .rocstack/local/inventory.yml\ntrust: {{keys: [release.pub]}}\n' >rocstack.yml
+rocstack bundle install /b/site.bundle --key release.pub
+echo "installed after $(($(date +%s) - began)) s"
+rocstack local up --nodes 2
+here=$(date +%s)
+rocstack deploy
+echo "deployed after $(($(date +%s) - began)) s, of which $(($(date +%s) - here)) s by deploy"
+rocstack verify --level 1
+echo "verified after $(($(date +%s) - began)) s"
+rocstack status
+grep -h . .rocstack/deploy/ansible.log | grep -c 'TASK .Trust'
+rocstack local down
+"""
+    line = ["docker", "run", "--rm", "--privileged", "--network=none", f"--volume={folder}:/b:ro", name]
+    try:
+        done = subprocess.run([*line, "bash", "-euc", script], capture_output=True, text=True, check=False)
+    finally:
+        engine("rmi", "--force", name)
+        (folder / "servers.tar").unlink()
+    assert done.returncode == 0, done.stderr + done.stdout
+    print(done.stdout)
+    assert f"signed by {place.public.fingerprint}" in done.stdout
+    assert "deployed after" in done.stdout
 
 
 def released(place: Releases) -> list[dict[str, Any]]:

@@ -85,7 +85,8 @@ def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "certs").mkdir()
     (folder / "certs/ca.crt").write_text(ca)
     (folder / "password").write_text(password + "\n")
-    (folder / "pull").write_text(pull + "\n")
+    many = "".join(f"n{each}:{secrets.token_hex(32)}\n" for each in range(100))
+    (folder / "pull").write_text(f"{many}node:{pull}\nother-node.example:{pull[::-1]}\n")
     words = {
         name: {"auth": base64.b64encode(login.encode()).decode()}
         for name, login in ((PULLS, f"node:{pull}"), (PUSHES, f"rocstack:{password}"))
@@ -118,6 +119,9 @@ def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
     assert registry.ask("/v2/") == 401
     assert registry.ask("/v2/", registry.pull[:-1]) == 401
     assert registry.ask("/v2/", registry.pull) == 200
+    assert registry.ask("/v2/", registry.pull[::-1], user="other-node.example") == 200
+    assert registry.ask("/v2/", registry.pull, user="other-node.example") == 401
+    assert registry.ask("/v2/", registry.pull, user="n1") == 401
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         urllib.request.urlopen(f"https://{registry.address}/v2/", timeout=20)
 
@@ -183,16 +187,17 @@ def test_it_is_no_roots_and_tells_no_password(registry: Registry) -> None:
     assert kept == "docker-registry 400\n"
 
 
-def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("short\n")
+@pytest.mark.parametrize("line", ["n2:short", "no account at all", ":an-account-without-a-name", "n2"])
+def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path: Path, line: str) -> None:
+    (tmp_path / "password").write_text(f"n1:{registry.pull}\n{line}\n")
     mounts = (f"--volume={registry.folder / 'registry'}:/etc/rocstack/registry:ro",)
-    line = (
+    flags = (
         "--rm",
         "--env=ROCSTACK_SERVICE=registry",
         *mounts,
         f"--volume={registry.folder / 'password'}:/run/secrets/registry",
         f"--volume={tmp_path / 'password'}:/run/secrets/registry-pull",
     )
-    done = engine("run", *line, registry.image, check=False)
+    done = engine("run", *flags, registry.image, check=False)
     assert done.returncode == 2
     assert "is shorter than 16 characters" in done.stderr

@@ -64,6 +64,12 @@ def registry(deployed: DeployedCluster, port: int, user: str, password: str) -> 
     return deployed.ssh("n1", f"printf %s '{user}:{password}' | python3 -c \"{script}\"").strip()
 
 
+def pull_accounts(deployed: DeployedCluster) -> dict[str, str]:
+    """Of n1's registry: node -> password."""
+    lines = deployed.ssh("n1", "cat /etc/rocstack/keys/registry-pull").split()
+    return {name: password for name, _, password in (line.partition(":") for line in lines)}
+
+
 def rest(deployed: DeployedCluster, token: str) -> str:
     ask = "GET /slurm/v0.0.41/nodes HTTP/1.0\\r\\nX-SLURM-USER-TOKEN: " + token + "\\r\\n\\r\\n"
     line = f"exec 3<>/dev/tcp/127.0.0.1/6820; printf '{ask}' >&3; timeout 20 head -n 1 <&3"
@@ -89,7 +95,7 @@ def patient(deployed: DeployedCluster) -> Iterator[None]:
 @pytest.mark.usefixtures("patient")
 def test_jobs_run_on_and_old_keys_are_worth_nothing(deployed: DeployedCluster) -> None:
     deployed.idle()
-    before, old_token = secrets(deployed), token(deployed)
+    before, old_token, old_accounts = secrets(deployed), token(deployed), pull_accounts(deployed)
     credential = deployed.ssh("n2", "docker exec rocstack-worker munge -n").strip()
     workers = {node: deployed.containers(node)["rocstack-worker"] for node in ("n1", "n2")}
     jobs = [
@@ -112,8 +118,10 @@ def test_jobs_run_on_and_old_keys_are_worth_nothing(deployed: DeployedCluster) -
     assert " 200 " in rest(deployed, token(deployed))
     assert " 200 " not in rest(deployed, old_token)
     assert registry(deployed, 5001, "rocstack", after["registry_password"]) == "200"
-    for port, user in ((5000, "node"), (5001, "rocstack")):
-        assert registry(deployed, port, user, before["registry_password"]) == "401"
+    assert registry(deployed, 5001, "rocstack", before["registry_password"]) == "401"
+    for node, password in pull_accounts(deployed).items():
+        assert registry(deployed, 5000, node, password) == "200"
+        assert registry(deployed, 5000, node, old_accounts[node]) == "401"
     everywhere = "grep -rlF -e {} /etc/rocstack /var/lib/rocstack || true"
     for node in ("n1", "n2"):
         for name in ("database_password", "registry_password"):

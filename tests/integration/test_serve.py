@@ -4,7 +4,6 @@ ROCSTACK_SERVE_IMAGE names one."""
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -52,17 +51,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def image(prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    if given := os.environ.get("ROCSTACK_SERVE_IMAGE"):
-        return given
-    workspace = Workspace(tmp_path_factory.mktemp("vllm"), prefix, made=made)
-    done = workspace.run("build", "--json", "--stack", "vllm-cpu", "--nic", "tcp", "--role", "worker", timeout=3600)
-    assert done.code == 0, done.err + done.failures()
-    return f"{prefix}/worker:vllm-cpu-tcp"
-
-
-@pytest.fixture(scope="module")
-def server(image: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(vllm_image: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("serve")
     tiny.llama(folder / "tiny")
     for number, name in enumerate(ADAPTERS):
@@ -73,7 +62,7 @@ def server(image: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) ->
     command = workspace.command(
         "serve", str(folder / "tiny"), f"--adapters={folder / 'adapters'}", f"--listen=127.0.0.1:{port}",
         "--max-rank=8",
-        f"--image={image}", f"--container={container}", "--gpus=none", "--cache=1", "--",
+        f"--image={vllm_image}", f"--container={container}", "--gpus=none", "--cache=1", "--",
         "--enforce-eager", "--dtype=float32", "--max-model-len=512",
     )  # fmt: skip
     with (
@@ -83,7 +72,7 @@ def server(image: str, prefix: str, tmp_path_factory: pytest.TempPathFactory) ->
     ):
         try:
             until_it_answers(client, running, folder / "log")
-            yield Server(client, folder, image, container)
+            yield Server(client, folder, vllm_image, container)
         finally:
             running.send_signal(signal.SIGTERM)
             try:

@@ -1,17 +1,21 @@
 """The service on two deployed nodes, by the stock openai client: a file becomes an adapter, trained under Slurm as its
-owner; nobody else sees it; what is paused goes on; a Slurm that hangs loses nothing."""
+owner, and answers by vLLM; nobody else sees it; what is paused goes on; a Slurm that hangs loses nothing."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import shutil
+import signal
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +25,11 @@ import httpx
 import openai
 import pytest
 from shared_folder import share
-from workspace import REPO, Built, Workspace
+from site_registry import free_port
+from workspace import REPO, Built, Workspace, engine
 
 from rocstack.deploy.plan import tls
+from rocstack.image import gateway_package
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -44,11 +50,12 @@ MODEL = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(1)
-sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
 ends = dict(eos_token_id=256, pad_token_id=256, max_position_embeddings=512)
-folder = Path({folder!r})
-LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, **ends)).save_pretrained(folder)
-tokenizer(folder)
+for name in ("tiny-llama", "own-llama"):
+    folder = Path({folder!r}) / name
+    LlamaForCausalLM(LlamaConfig(vocab_size=260, **sizes, **ends)).save_pretrained(folder)
+    tokenizer(folder)
 """
 
 
@@ -59,6 +66,7 @@ class ServedCluster:
     url: str
     ca: str
     tokens: dict[str, str]
+    gateway: str  # address and port that the service knows a gateway by
 
     def client(self, token: str) -> httpx.Client:
         context = ssl.create_default_context(cadata=self.ca)
@@ -90,9 +98,10 @@ def served(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         share(shared, nodes.values())
         ran(workspace, "deploy")
         model(nodes["n1"], shared)
-        process, url, ca = start(workspace, nodes["n1"], shared)
+        gateway = f"{outside(nodes['n1'])}:{free_port()}"
+        process, url, ca = start(workspace, nodes["n1"], shared, gateway)
         tokens = {user: ran(workspace, "token", "--user", user).strip() for user in ("alice", "bob")}
-        yield ServedCluster(workspace, shared, url, ca, tokens)
+        yield ServedCluster(workspace, shared, url, ca, tokens, gateway)
     finally:
         if process:
             process.terminate()
@@ -113,8 +122,8 @@ def ran(workspace: Workspace, *words: str) -> str:
 
 
 def model(node: str, shared: Path) -> None:
-    """A tiny seeded Llama with a tokenizer, made by the worker's own transformers."""
-    script = (REPO / "images/trainer/tests/chats.py").read_text() + MODEL.format(folder=f"{shared}/models/tiny-llama")
+    """Tiny seeded Llamas with a tokenizer, made by the worker's own transformers."""
+    script = (REPO / "images/trainer/tests/chats.py").read_text() + MODEL.format(folder=f"{shared}/models")
     line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "python3", "-"]
     subprocess.run(line, input=script, text=True, capture_output=True, check=True)
     (shared / "models").chmod(0o755)
@@ -122,7 +131,15 @@ def model(node: str, shared: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def start(workspace: Workspace, node: str, shared: Path) -> tuple[subprocess.Popen[str], str, str]:
+def outside(node: str) -> str:
+    """This machine's address in the nodes' own network."""
+    form = "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}"
+    return subprocess.run(
+        ["docker", "inspect", "--format", form, node], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def start(workspace: Workspace, node: str, shared: Path, gateway: str) -> tuple[subprocess.Popen[str], str, str]:
     """In the control node's network, where slurmrestd listens on loopback; with the uid of its image, if that may read
     this checkout."""
     form = "{{.State.Pid}} {{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
@@ -132,7 +149,9 @@ def start(workspace: Workspace, node: str, shared: Path) -> tuple[subprocess.Pop
     ca, ca_key = tls.make_ca(now)
     key = tls.make_key()
     folder.mkdir(mode=0o755)
+    its_key, place = tls.make_key(), gateway.rpartition(":")[0]
     files = {"ca.pem": ca, "server.pem": tls.certificate(ca, ca_key, key, [address], now), "server.key": key}
+    files |= {"gateway.pem": tls.certificate(ca, ca_key, its_key, [place], now), "gateway.key": its_key}
     for name, text in files.items():
         (folder / name).write_text(text)
     settings = {
@@ -141,6 +160,7 @@ def start(workspace: Workspace, node: str, shared: Path) -> tuple[subprocess.Pop
         "key": f"{folder}/server.key",
         "users": {"alice": {"uid": 2000, "gid": 2000}, "bob": {"uid": 2001, "gid": 2001}},
         "limits": {"file_mib": 1, "quota_mib": 4, "jobs": 10},
+        "servers": [{"model": "tiny-llama", "url": f"https://{gateway}", "ca": f"{folder}/ca.pem"}],
     }  # fmt: skip
     (folder / "service.json").write_text(json.dumps(settings))
     (shared / "rocstack").mkdir()
@@ -217,7 +237,7 @@ def test_a_file_becomes_an_adapter_of_its_owner(served: ServedCluster) -> None:
     ):
         with pytest.raises(openai.NotFoundError):
             ask()
-    assert [each.id for each in other.models.list()] == ["tiny-llama"]
+    assert [each.id for each in other.models.list()] == ["own-llama", "tiny-llama"]
 
 
 def test_a_wrong_and_an_expired_token(served: ServedCluster) -> None:
@@ -275,3 +295,152 @@ def test_a_slurm_that_hangs_loses_nothing_and_doubles_nothing(served: ServedClus
     job = lambda: next(each for each in raw.get("/v1/jobs").json()["data"] if each["name"] == "once")  # noqa: E731
     until(lambda: job()["status"] == "succeeded", said=job)
     assert served.control("sacct -nX --name=once -o jobid").split() == [str(job()["slurm_job"])]
+
+
+GATEWAYS_NEED = ("fastapi", "uvicorn", "httpx", "prometheus-client", "cryptography", "pydantic", "pyyaml")
+
+
+def install_recorder(served: ServedCluster) -> None:
+    """The gateway as its image has it and a recorder in vLLM's place, in the workers, whose image has neither."""
+    lib = served.shared / "lib"
+    wheels = ["--target", str(lib), "--python-version=3.13", "--only-binary=:all:", "--quiet", *GATEWAYS_NEED]
+    subprocess.run([sys.executable, "-m", "pip", "install", *wheels], check=True, capture_output=True)
+    for name, file in gateway_package.files().items():
+        if name.startswith(place := "vllm/package/"):
+            path = lib / name.removeprefix(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.data)
+    shutil.copy(REPO / "tests/support/fake_vllm.py", lib)
+    for path in (lib, *lib.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    lines = {"rocstack-serve": "-m rocstack.serve", "vllm": f"{lib}/fake_vllm.py"}
+    for node in served.workspace.nodes().values():
+        for name, what in lines.items():
+            text = f'#!/bin/sh\nPYTHONPATH={lib} exec python3 {what} "$@"\n'
+            script = f"cat >/usr/local/bin/{name} && chmod 755 /usr/local/bin/{name}"
+            line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "sh", "-c", script]
+            subprocess.run(line, input=text, text=True, check=True, capture_output=True)
+
+
+def test_a_server_of_ones_own_is_a_job_with_a_recorder_of_the_engine(served: ServedCluster) -> None:
+    """Under Slurm, as its owner: it reads her adapters, and the service reads what it announces, by ACLs alone."""
+    install_recorder(served)
+    client, raw = served.openai("alice"), served.client(served.tokens["alice"])
+    where = {"nodes": 1, "steps": 2, **ONE_TASK}
+    job = client.fine_tuning.jobs.create(
+        model="own-llama", training_file=chat(client), suffix="own", extra_body={"rocstack": where}
+    ).id
+    until(lambda: client.fine_tuning.jobs.retrieve(job).status == "succeeded", 300)
+    model = client.fine_tuning.jobs.retrieve(job).fine_tuned_model or ""
+    body = {"model": "own-llama", "gpus_per_node": 0, "replicas": 2}
+    made = [each["id"] for each in raw.post("/v1/servers", json=body).json()["data"]]
+    rows = lambda: raw.get("/v1/servers").json()["data"]  # noqa: E731
+    until(lambda: [each["status"] for each in rows()] == ["ready", "ready"], 120, said=lambda: logs(raw, made))
+    adapter = max((served.shared / "rocstack/alice/adapters").iterdir(), key=lambda each: each.name)
+    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+    def ask(name: str) -> tuple[str, str | None]:
+        said = client.chat.completions.create(model=name, messages=[{"role": "user", "content": "hello"}])
+        return said.model, said.choices[0].message.content
+
+    assert ask(model) == (model, digest), logs(raw, made)
+    assert ask("own-llama") == ("own-llama", "the base")
+    stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}], stream=True)
+    assert "".join(each.choices[0].delta.content or "" for each in stream) == digest[:8]
+    with pytest.raises(openai.BadRequestError):  # nobody serves it to bob
+        served.openai("bob").chat.completions.create(model="own-llama", messages=[{"role": "user", "content": "x"}])
+    number = raw.get(f"/v1/jobs/{made[0]}").json()["slurm_job"]
+    assert served.control(f"squeue -h -j {number} -o %U").split() == ["2000"]
+    announced = served.shared / "rocstack/alice/jobs" / made[0] / "server.json"
+    as_bob = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups", "cat", str(announced)]
+    assert subprocess.run(as_bob, capture_output=True, check=False).returncode != 0
+    assert raw.delete(f"/v1/servers/{made[0]}").json()["deleted"]
+    assert ask(model) == (model, digest)  # by the other one
+    assert raw.delete(f"/v1/servers/{made[1]}").json()["deleted"]
+    until(lambda: not announced.exists(), 60)
+    with pytest.raises(openai.BadRequestError):
+        ask(model)
+
+
+def logs(raw: httpx.Client, jobs: list[str]) -> str:
+    return "\n".join(raw.get(f"/v1/jobs/{job}/log", params={"offset": -2000}).text for job in jobs)
+
+
+@contextmanager
+def vllm(served: ServedCluster, image: str, prefix: str) -> Iterator[None]:
+    """A gateway of the site's, with vLLM: it asks the service who it is, and has each person's adapters."""
+    folder, shared = settings_folder(served.shared), served.shared
+    container = f"{prefix.replace('/', '-')}-loop-{secrets.token_hex(3)}"
+    command = served.workspace.command(
+        "serve", f"{shared}/models/tiny-llama", f"--user-adapters={shared}/rocstack", f"--people={served.url}",
+        f"--people-ca={folder}/ca.pem", f"--listen={served.gateway}", f"--certificate={folder}/gateway.pem",
+        f"--key={folder}/gateway.key", "--max-rank=8", f"--image={image}", f"--container={container}", "--gpus=none",
+        "--cache=1", "--", "--enforce-eager", "--dtype=float32", "--max-model-len=256",
+    )  # fmt: skip
+    place = served.workspace.folder
+    context = ssl.create_default_context(cadata=served.ca)
+    with (place / "serve.log").open("w") as log:
+        running = subprocess.Popen(command, stderr=log, cwd=place, env=served.workspace.environ())
+
+        def answers() -> bool:
+            assert running.poll() is None, (place / "serve.log").read_text()[-3000:]
+            try:
+                return httpx.get(f"https://{served.gateway}/health", verify=context).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            until(answers, 900)
+            yield
+        finally:
+            running.send_signal(signal.SIGTERM)
+            try:
+                running.wait(60)
+            finally:
+                engine("rm", "--force", container, check=False)
+
+
+def by_peft(served: ServedCluster, base: Path, tokens: int, adapter: Path) -> dict[str, list[int]]:
+    """Plain peft and transformers of a worker, as root: the adapter is its owner's."""
+    node, script = served.workspace.nodes()["n1"], (REPO / "tests/support/greedy_answers.py").read_text()
+    line = ["docker", "exec", "-i", node, "docker", "exec", "-i", "rocstack-worker", "python3", "-"]
+    words = ["--ids", str(base), str(tokens), str(adapter)]
+    done = subprocess.run([*line, *words], input=script, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_the_loop_from_a_file_to_an_answer(served: ServedCluster, vllm_image: str, prefix: str) -> None:
+    """Uploaded, trained on two nodes, served by vLLM: the adapter answers as by plain peft, and not as the base."""
+    client, tokens = served.openai("alice"), 12
+    where = {"nodes": 2, "steps": 40, **ONE_TASK}
+    job = client.fine_tuning.jobs.create(
+        model="tiny-llama", training_file=chat(client), suffix="loop", extra_body={"rocstack": where},
+        hyperparameters={"learning_rate_multiplier": 100},
+    ).id  # fmt: skip
+    state = lambda: client.fine_tuning.jobs.retrieve(job)  # noqa: E731
+    until(lambda: state().status not in ("queued", "running"), 300, said=state)
+    model = state().fine_tuned_model
+    assert model, state()
+    folders = (served.shared / "rocstack/alice/adapters").iterdir()
+    adapter = max(folders, key=lambda each: each.name)
+    wanted = by_peft(served, served.shared / "models/tiny-llama", tokens, adapter)
+    assert wanted[""] != wanted[adapter.name]
+    with vllm(served, vllm_image, prefix):
+
+        def ask(name: str, user: str = "alice") -> tuple[str, list[int]]:
+            said = served.openai(user).chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "hello"}], max_tokens=tokens, temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )  # fmt: skip
+            return said.model, said.choices[0].to_dict()["token_ids"]  # type: ignore[return-value]
+
+        assert ask(model) == (model, wanted[adapter.name])
+        assert ask("tiny-llama") == ("tiny-llama", wanted[""])
+        assert ask("tiny-llama", "bob") == ("tiny-llama", wanted[""])
+        with pytest.raises(openai.NotFoundError):
+            ask(model, "bob")
+        stream = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "hello"}], max_tokens=tokens, stream=True
+        )
+        assert {each.model for each in stream} == {model}

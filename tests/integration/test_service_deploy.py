@@ -119,6 +119,8 @@ def test_it_is_nobody_who_may_do_anything(cluster: DeployedCluster) -> None:
             assert (status["NoNewPrivs"], status["Groups"].split()) in (("1", [UID]), ("1", []))
     refused = cluster.ssh("n1", f"docker exec {API} touch /usr/x 2>&1", check=False)
     assert "Read-only file system" in refused
+    memory = cluster.ssh("n1", f"docker inspect --format '{{{{.HostConfig.Memory}}}}' {API}")
+    assert int(memory) == 4 << 30
     keys = "/etc/rocstack/keys /run/secrets/munge.key /run/secrets/jwt.key"
     assert not cluster.ssh("n1", f"docker exec {API} ls -d {keys} 2>/dev/null", check=False)
     password = cluster.ssh("n1", "cat /etc/rocstack/keys/service-database")

@@ -12,7 +12,7 @@ import docker
 import pytest
 from cosign import logged_in
 from deployed_cluster import SETTINGS, DeployedCluster
-from site_registry import USER, Registry, running
+from site_registry import USER, Registry, engine, running
 from workspace import Outcome
 
 from rocstack.registry.layers import sha256
@@ -116,6 +116,52 @@ def test_the_cluster_remembers_whose_images_it_takes(ours: Site) -> None:
     assert OURS.public.fingerprint in plan.json["refused"]
     ours.policy(OURS)
     assert ours.run("deploy", "--plan").code == 0
+
+
+def test_the_control_node_checks_again(ours: Site) -> None:
+    """By its own memory and its own openssl, whatever this machine found; and nothing is changed before it has."""
+    assert ours.run("deploy").code == 0
+    node, theirs = ours.deployed.workspace.nodes()["n1"], f"echo {THEIRS.public.fingerprint} >/etc/rocstack/trust"
+    away, back = "mv /usr/bin/openssl /usr/bin/openssl.away", "mv /usr/bin/openssl.away /usr/bin/openssl"
+    for spoil, mend, why in (
+        (f": >/etc/rocstack/trust; {away}", back, "no openssl"),
+        (theirs, ":", THEIRS.public.fingerprint),
+    ):
+        engine("exec", node, "sh", "-c", spoil)
+        try:
+            done = ours.run("deploy")
+        finally:
+            engine("exec", node, "sh", "-c", mend)
+        assert (done.code, done.json["error"]["code"]) == (1, "control-distrusts"), done.out + done.err
+        assert why in done.json["error"]["what"]
+    there = engine("exec", node, "cat", "/etc/rocstack/trust")
+    assert there.split() == [THEIRS.public.fingerprint]  # the policy, which was to be written, wasn't
+    engine("exec", node, "rm", "/etc/rocstack/trust")
+    done = ours.run("deploy")
+    assert done.code == 0, done.err
+    assert engine("exec", node, "cat", "/etc/rocstack/trust").split() == [OURS.public.fingerprint]
+
+
+def test_the_history_says_who_signed_each_line(ours: Site) -> None:
+    folder, node = ours.deployed.workspace.folder, ours.deployed.workspace.nodes()["n1"]
+    for name, text in (("theirs.key", THEIRS.encrypted(b"secret")), ("password", "secret\n")):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(text)
+    ours.policy(OURS, operators=["theirs.pub"], sign="theirs.key", password_file="password")
+    assert ours.run("deploy").code == 0
+    engine("exec", node, "rm", "/etc/rocstack/trust")
+    done = ours.run("deploy")
+    assert done.code == 0, done.err
+    path = "/var/lib/rocstack/history.jsonl"
+    read = ours.run("status", "--history")
+    assert (read.code, read.json["deploys"][-1]["signed"]) == (0, THEIRS.public.fingerprint), read.out
+    engine("exec", node, "cp", path, "/root/history")
+    try:
+        engine("exec", node, "sed", "-i", '$s/"outcome": "done"/"outcome": "failed"/', path)
+        read = ours.run("status", "--history")
+        assert (read.code, read.json["deploys"][-1]["signed"]) == (1, "changed"), read.out
+    finally:
+        engine("exec", node, "cp", "/root/history", path)
 
 
 def test_another_signer_is_refused(ours: Site) -> None:

@@ -1,7 +1,8 @@
 """What transformers says with each adapter, greedily: its matrices are added to the base's, as peft does to merge them,
 or by peft itself where it is installed.
 
-    greedy_answers.py MODEL TOKENS ADAPTER...     prints {"": base's answer, ADAPTER: its answer}
+    greedy_answers.py [--ids] MODEL TOKENS ADAPTER...     prints {"": base's answer, ADAPTER: its answer}
+With --ids an answer is the numbers of its tokens. Nothing ends it before TOKENS.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PROMPT = "user: hello\nassistant: "
+HELLO = [{"role": "user", "content": "hello"}]
 
 
-def answer(model: Any, tokenizer: Any, tokens: int) -> str:
-    given = tokenizer(PROMPT, return_tensors="pt", add_special_tokens=False)
+def answer(model: Any, tokenizer: Any, tokens: int) -> list[int]:
+    prompt = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    given = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+    model.generation_config.eos_token_id = None
+    asked = {name: given[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        out = model.generate(**given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-    return str(tokenizer.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
+        out = model.generate(**asked, max_new_tokens=tokens, do_sample=False)
+    return [int(each) for each in out[0, given["input_ids"].shape[1] :]]
 
 
 def merged(base: Path, adapter: Path) -> Any:
@@ -43,13 +47,16 @@ def merged(base: Path, adapter: Path) -> Any:
     return model
 
 
-def main(base: str, tokens: str, *adapters: str) -> None:
+def main(*words: str) -> None:
+    ids, (base, tokens, *adapters) = "--ids" in words, [word for word in words if word != "--ids"]
     tokenizer = AutoTokenizer.from_pretrained(base)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     found = {"": answer(plain, tokenizer, int(tokens))}
     for adapter in adapters:
-        found[Path(adapter).name] = answer(merged(Path(base), Path(adapter)), tokenizer, int(tokens))
-    print(json.dumps(found))
+        model = merged(Path(base), Path(adapter))
+        found[Path(adapter).name] = answer(model, tokenizer, int(tokens))
+    text = {name: tokenizer.decode(each, skip_special_tokens=True) for name, each in found.items()}
+    print(json.dumps(found if ids else text))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rocstack.base.errors import BadInput, Where, did_you_mean, hinted
-from rocstack.base.text import count
+from rocstack.base.text import count, shortened
 from rocstack.base.words import AtKey
 
 MAX_BYTES = 1_000_000
@@ -32,7 +32,12 @@ _PLAIN = {  # pydantic's, that speak of Python
     "int_from_float": "a whole number",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
+    "float_type": "a number",
+    "float_parsing": "a number",
 }
+_BOUNDS = {"greater_than": ("gt", "more than"), "greater_than_equal": ("ge", "at least"),
+           "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most")}  # fmt: skip
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Model = TypeVar("Model", bound=BaseModel)
 Path_ = tuple[str | int, ...]
@@ -148,6 +153,15 @@ def sentence(problem: Any, model: type[BaseModel]) -> str:
     if kind in _PLAIN:
         there = "nothing is there" if value is None else f"not {_shown(value)}"
         return f"must be {_PLAIN[kind]}, {'and ' * (value is None)}{there}"
+    if kind == "missing":
+        return "it is missing"
+    if kind in _BOUNDS:
+        key, words = _BOUNDS[kind]
+        return f"must be {words} {problem['ctx'][key]}, not {_shown(value).strip(chr(39))}"
+    if (length := kind.removeprefix("string_")) in _LENGTHS:
+        key, words = _LENGTHS[length]
+        number, noun = problem["ctx"][key], "value" if length == kind else "character"
+        return "it is empty" if number == 1 and not value else f"must have {words} {count(number, noun)}"
     return message[:1].lower() + message[1:]
 
 
@@ -175,9 +189,14 @@ def _must_be_text(value: Any, annotation: Any) -> str:
 def one_of(value: Any, message: str) -> str:
     """The words that a value can be, and the one that is meant."""
     known = re.findall(r"'([^']*)'", message)
+    if known and not isinstance(value, str):
+        there = "and nothing is there" if value is None else f"not {_shown(value)}"
+        return f"must be one of {', '.join(known)}, {there}"
     hint = did_you_mean(str(value), known) if known else None
     near = hint if hint and hint.startswith("did you mean") else ""
-    return f"'{value}' is not one of {', '.join(known)}" + (f": {near}" if near else "") if known else message
+    return (
+        f"'{shortened(value)}' is not one of {', '.join(known)}" + (f": {near}" if near else "") if known else message
+    )
 
 
 def _known_keys(model: type[BaseModel], loc: Path_) -> list[str]:
@@ -274,6 +293,9 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = min(mark.line, text.rstrip().count("\n")) + first_line if mark else None  # not behind the end
+        rows = text.split("\n")
+        if mark and re.match(r" *\t", rows[min(mark.line, len(rows) - 1)]):
+            raise BadInput.of("tab-indents", Where(path, place)) from None
         raise BadInput.of("bad-yaml", Where(path, place), why=getattr(error, "problem", None) or error) from None
     lines: dict[Path_, int] = {}
 
@@ -302,10 +324,12 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         except (yaml.YAMLError, ValueError, OverflowError):
             raise refuse(f"'{node.value[:40]}' can't be read as a YAML {kind}: write it in quotes", line) from None
 
-    if root is None:
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"):
         return Document(path, {}, {(): first_line})
     if not isinstance(root, yaml.MappingNode):
-        raise refuse("the file must hold a mapping (key: value)", first_line)
+        colon = re.match(r"[A-Za-z_]\w*[:=]", root.value) if isinstance(root, yaml.ScalarNode) else None
+        space = ", with a space after the colon" if colon else ""
+        raise refuse(f"the file must hold a mapping (key: value){space}", root.start_mark.line + first_line)
     return Document(path, value(root, ()), lines)
 
 

@@ -10,6 +10,7 @@ from typing import Self
 
 from rocstack.base import paths
 from rocstack.base.findings import Finding
+from rocstack.base.text import plain
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,26 @@ def error_texts() -> Mapping[str, Mapping[str, str]]:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name that is meant most probably; None where none is near."""
-    names = sorted(known)
-    swapped = [name for name in names if sorted(name) == sorted(word)]
-    return next(iter(swapped or difflib.get_close_matches(word, names, n=1, cutoff=0.6)), None)
+    return next(iter(_close(word, sorted(known), 1)), None)
+
+
+def _close(word: str, names: list[str], most: int) -> list[str]:
+    """Those of the same letters, or else the nearest; capitals and letters that only look alike don't count."""
+    meant, looks = plain(word), {plain(name): name for name in reversed(names)}
+    same = [name for name in names if sorted(plain(name)) == sorted(meant)]
+    return same or [looks[each] for each in difflib.get_close_matches(meant, looks, n=most, cutoff=0.6)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """A sentence that offers the nearest known names, or lists them when they are few."""
     names = sorted(known)
-    swapped = [name for name in names if sorted(name) == sorted(word)]
-    close = swapped or difflib.get_close_matches(word, names, n=2, cutoff=0.6)
-    close = close or [name for name in names if len(name) > 2 and word.startswith(name)][-2:]  # environment: env
+    close = (
+        _close(word, names, 2) or [name for name in names if len(name) > 2 and word.startswith(name)][-2:]
+    )  # environment: env
     if close:
-        return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?"
+        odd = next((char for char in word if plain(char) != char.casefold() or not char.isprintable()), None)
+        looks = f" (U+{ord(odd):04X} is none of its letters)" if odd else ""
+        return "did you mean " + " or ".join(f"'{name}'" for name in close) + f"?{looks}"
     if names and len(names) <= 16:
         return "known: " + ", ".join(names)
     return None

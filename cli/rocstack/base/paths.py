@@ -1,5 +1,6 @@
-"""Where the package's own data lies: inside the wheel, or in a checkout."""
+"""Where the package's own data lies, inside the wheel or in a checkout; whether a person's path leads anywhere."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -23,3 +24,11 @@ def templates() -> Path:
 
 def playbooks() -> Path:
     return data_root() / "playbooks"
+
+
+def there(text: str, kind: Callable[[Path], bool] = Path.exists) -> bool:
+    """Whether something is at the path that a person wrote."""
+    try:
+        return kind(Path(text).expanduser())
+    except (RuntimeError, OSError, ValueError):  # nobody's home; a name that no file can have
+        return False

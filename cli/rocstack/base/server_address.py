@@ -2,11 +2,11 @@
 
 from typing import Annotated, Self
 
-from pydantic import StringConstraints, model_validator
+from pydantic import model_validator
 
-from rocstack.base.words import AtKey, Value
+from rocstack.base.words import AtKey, Value, word
 
-Address = Annotated[str, StringConstraints(pattern=r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$")]
+Address = Annotated[str, word(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", "HOST:PORT")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -24,6 +24,10 @@ class ServerAddress(Value):
     @property
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
+
+    def listen_at(self, port: int) -> str:
+        """`listen` with the port that the system gave, where it is 0."""
+        return f"{self.listen.rpartition(':')[0]}:{port}"
 
     @property
     def tls(self) -> bool:

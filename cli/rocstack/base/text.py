@@ -2,11 +2,17 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
 _BREAKS = re.compile(r"([\n\t])").split
+# Letters of Cyrillic and Greek, the dotless i, and dashes.
+_LIKE_LATIN = str.maketrans(
+    "\u0430\u0441\u0435\u0456\u0458\u043e\u0440\u0455\u0443\u0445\u03bf\u03bd\u0131\u2010\u2011\u2013",
+    "aceijopsyxovi---",
+)
 
 
 def listed(names: Iterable[str], most: int = 4) -> str:
@@ -51,6 +57,17 @@ def _finite(text: str) -> float:
     if not isfinite(value):
         raise ValueError(f"it has a number that is {value}")
     return value
+
+
+def plain(word: str) -> str:
+    """In small letters of ASCII where it only looks so: people copy names out of documents and chats."""
+    small = unicodedata.normalize("NFKC", word).casefold().translate(_LIKE_LATIN)
+    return "".join(char for char in small if char.isprintable())
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def last_line(output: str | bytes) -> str:

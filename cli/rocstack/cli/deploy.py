@@ -59,8 +59,10 @@ def down(
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.work import teardown
     from rocstack.steps.deploy import fresh_log
+    from rocstack.steps.trust_policy import history_signer
 
     chosen = settings()
+    sign = history_signer(chosen)
     nodes = inventories.load(inventory_path(chosen, inventory))
     names = [host.name for host in nodes.nodes]
     if data:
@@ -70,7 +72,7 @@ def down(
     with NodesDisplay() as events:
         events.begin(names)
         node_runs = NodeRuns(nodes.path, log, events, chosen.cluster.ship.forks)
-        runs = teardown.down(nodes, node_runs, data=data, images=images, force=force)
+        runs = teardown.down(nodes, node_runs, data=data, images=images, force=force, sign=sign)
     answers = {name: run.answer(teardown.TASK, DownAnswer) for name, run in runs.items()}
     done = {name: {kind: list(getattr(each, kind, ())) for kind in KINDS} for name, each in answers.items()}
     failed = {name: run.reason for name, run in runs.items() if run.state != "ok"}

@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rocstack.base.text import count, listed
-from rocstack.cli.command import Answer, command
+from rocstack.cli.command import Answer, asked_password, command
 from rocstack.cli.ui import escape, mb, out, paragraph, say, show_finding, table
 from rocstack.steps.job_options import ExportOptions
 from rocstack.steps.options import (
@@ -53,7 +53,7 @@ def lock(choice: LockOptions) -> Answer:
     """Pin every package, wheel and source of a stack by version and sha256, and the base by digest."""
     from rocstack.steps import build as steps
 
-    result = steps.lock(choice, say)
+    result = steps.lock(choice, say, asked_password)
     yield result
     if upgrade := result.upgrade:
         for each in upgrade.refused:
@@ -68,6 +68,8 @@ def lock(choice: LockOptions) -> Answer:
         f"{result.file}: {len(made.packages)} packages, {len(made.wheels)} wheels, {len(made.sources)} sources, "
         f"base {made.base.digest[:19] if made.base else 'none'}, hash {made.digest()[:12]}"
     )
+    if result.signature:
+        out.say(f"{result.signature}: its signature")
 
 
 @command("rocstack outdated --stack debian-13")

@@ -168,6 +168,8 @@ def _outside(error: OSError) -> RocstackError:
     from_engine = type(error).__module__.partition(".")[0] in ("docker", "requests", "urllib3")
     if from_engine or error.filename == "docker":
         return Missing.of("engine-failed", why=getattr(error, "explanation", None) or error.strerror or error)
+    if isinstance(error, FileNotFoundError) and not error.filename:  # getcwd(3)
+        return BadInput.of("no-folder-here")
     place = Where(str(error.filename)) if error.filename else None
     return BadInput.of("no-access", place, why=error.strerror or error)
 

@@ -66,15 +66,31 @@ def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
 
     found = step(choice)
     if json:
-        return print_json(found.to_dict())
-    rows = []
+        print_json(found.to_dict())
+        raise typer.Exit(0 if found.ok else 1)
+    rows, checked = [], any(each.signed for each in found.deploys)
     for each in found.deploys[-most:]:
         outcome = f"{each.outcome}: {each.why}" if each.why else each.outcome
-        cells = (each.began, each.who, each.command, _short(each.image), listed(each.nodes), outcome, str(each.fence))
-        rows.append([cell or "-" for cell in cells])
-    table(("BEGAN", "WHO", "COMMAND", "IMAGE", "NODES", "OUTCOME", "LOCK"), rows, right=(6,))
+        cells = (
+            each.began,
+            each.who,
+            each.command,
+            _short(each.image),
+            listed(each.nodes),
+            outcome,
+            str(each.fence),
+            each.signed,
+        )
+        rows.append([cell or "-" for cell in (cells if checked else cells[:-1])])
+    head = ("BEGAN", "WHO", "COMMAND", "IMAGE", "NODES", "OUTCOME", "LOCK", "SIGNED BY")
+    table(head if checked else head[:-1], rows, right=(6,))
     if found.unread:
         out.say(f"{count(found.unread, 'line')} of the history can't be read")
+    if found.forged:
+        out.say(f"{count(found.forged, 'line')} came after one that a trusted key signed, and count for nothing")
+    if not found.ok:
+        out.say("the history was changed: somebody who may write on the control node did it; ask who")
+    raise typer.Exit(0 if found.ok else 1)
 
 
 def _watch(read: Callable[[], Status], show: Callable[[Status], None], every: float, live: bool) -> None:
@@ -236,14 +252,17 @@ def restore(inventory: Nodes, file: File, force: Force = False, yes: Yes = False
     from rocstack.deploy.work import backup as backups
     from rocstack.deploy.work import controller
     from rocstack.edge import locks
+    from rocstack.steps.trust_policy import history_signer
 
     began = time.monotonic()
     info = backups.about(file)
-    nodes = inventories.load(inventory_path(settings(), inventory))
+    chosen = settings()
+    nodes = inventories.load(inventory_path(chosen, inventory))
     confirmed(f"Slurm's queue and accounting become those of the backup, {_of(info)}: what came since is lost.", yes)
     ssh_host = service_target.target(nodes.path, nodes.control.name, "controller").ssh_host
     entry = {"command": "restore", "nodes": [nodes.control.name]}
-    with locks.cluster_lock(ssh_host, journal.lock(resume="rocstack restore"), entry=entry) as held:
+    sign = history_signer(chosen)
+    with locks.cluster_lock(ssh_host, journal.lock(resume="rocstack restore"), entry=entry, sign=sign) as held:
         controller.end_jobs(ssh_host, force, held)
         cancelled = backups.restore(ssh_host, file, held)
     yield {"file": str(file), **asdict(info), "cancelled": cancelled}
@@ -262,11 +281,12 @@ def rotate_keys(inventory: Annotated[Path | None, Flag("The cluster's inventory.
     from rocstack.deploy.read import inventory as inventories
     from rocstack.deploy.work import rotation
     from rocstack.steps.deploy import fresh_log
+    from rocstack.steps.trust_policy import history_signer
 
     began, chosen = time.monotonic(), settings()
     nodes = inventories.load(inventory_path(chosen, inventory))
     node_runs = NodeRuns(nodes.path, fresh_log(chosen), DeployEvents(), chosen.cluster.ship.forks)
-    done = rotation.rotate(nodes, node_runs)
+    done = rotation.rotate(nodes, node_runs, history_signer(chosen))
     yield done
     for name, why in done.failed.items():
         out.print(escape(f"{name} has not got the new keys: {why}"))

@@ -1,11 +1,13 @@
 """`cluster.service` of rocstack.yml: the HTTP interface and its page on the control node. Off unless it is set."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rocstack.base.words import FolderPath, Value
+from rocstack.base.server_address import LOOPBACK
+from rocstack.base.words import AtKey, FolderPath, PlainUrl, Value
 from rocstack.cluster.operation import Some
 from rocstack.container.mount import Mount
 
@@ -21,6 +23,20 @@ class ClusterServiceLimits(Value):
     jobs: Some = 100  # that wait or run
 
 
+class SiteServer(Value):
+    """A gateway of the site's, for everybody: it is sent people's own tokens, so whoever runs the cluster runs it."""
+
+    model: Annotated[str, Field(min_length=1, max_length=255)]  # base model that it serves
+    url: PlainUrl  # of the gateway, without /v1
+    ca: FolderPath | None = None  # file with the CA of its certificate (PEM), in one of `mounts`; default: the image's
+
+    @model_validator(mode="after")
+    def _no_token_in_the_clear(self) -> Self:
+        if self.url.startswith("http://") and urlsplit(self.url).hostname not in LOOPBACK:
+            raise AtKey(("url",), "people's tokens would go over the network in the clear: use https")
+        return self
+
+
 class ClusterService(Value):
     """Its port, and the shared folders that it works in."""
 
@@ -28,6 +44,7 @@ class ClusterService(Value):
     data: FolderPath | Literal[""] = ""  # users' files and adapters; default: rocstack/ in the first of `mounts`
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
     limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
+    servers: tuple[SiteServer, ...] = ()  # gateways that everybody may ask
 
 
 def switch(value: object) -> object:
@@ -58,5 +75,12 @@ def problems(service: ClusterService, mounts: Sequence[Mount], ports: Collection
             yield at, f"{path} is in none of `mounts` ({', '.join(mount.target for mount in mounts)})"
         elif key == "data" and max(around, key=lambda mount: len(mount.target)).read_only:
             yield at, f"{path} is mounted read-only, and the service writes there"
+    for number, server in enumerate(service.servers):
+        around = [mount for mount in mounts if f"{server.ca}/".startswith(f"{mount.target}/")]
+        if server.ca and not around:
+            yield (
+                ("service", "servers", number, "ca"),
+                f"{server.ca} is in none of `mounts`",
+            )
     if f"{models}/".startswith(f"{data}/"):
         yield ("service", "models"), f"{models} is in `data`, which is the users' own"

@@ -63,6 +63,11 @@ Nodes = Annotated[
 ]
 
 
+def _off(value: object) -> object:
+    """YAML reads `off` as false."""
+    return "off" if value is False else value
+
+
 class Partition(Value):
     """Nodes that jobs are submitted to."""
 
@@ -179,7 +184,7 @@ class ClusterSettings(Value):
     health: Health = Health()
     slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf
     cgroup: Literal["auto", "v1", "v2", "disabled"] = "auto"  # auto: what all workers allow
-    gres: Literal["auto", "off"] = "auto"  # auto: GPUs as they were probed
+    gres: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"  # auto: GPUs as they were probed
     mounts: tuple[MountText, ...] = ()  # shared folders of the nodes, in every container
     env: dict[EnvName, EnvValue] = {}  # of the workers
     rest: Rest = Rest()

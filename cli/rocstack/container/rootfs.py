@@ -8,8 +8,9 @@ import io
 import shlex
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import IO, Any
+
+from rocstack.base.tar_stream import Pieces, open_tar
 
 SHELL = ("/bin/bash",)
 _LEFT_OUT = (".dockerenv",)  # the engine's own mark
@@ -48,9 +49,8 @@ def copy_tree(exported: Iterable[bytes], to: IO[bytes], config: Mapping[str, Any
     Raises:
         tarfile.TarError, OSError: it can't be read or written.
     """
-    own, size, pieces = start_files(config), 0, iter(exported)
-    reader: Any = SimpleNamespace(read=lambda most: next(pieces, b""))  # tarfile takes any number of bytes
-    with tarfile.open(fileobj=reader, mode="r|") as source, tarfile.open(fileobj=to, mode="w|") as target:
+    own, size = start_files(config), 0
+    with open_tar(Pieces(exported)) as source, tarfile.open(fileobj=to, mode="w|") as target:
         for member in source:
             path = member.name.removeprefix("./")
             if path in own or path in _LEFT_OUT or path.startswith("dev/"):

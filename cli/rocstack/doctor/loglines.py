@@ -31,7 +31,14 @@ _BEFORE = 120  # characters before a known text that may say that nothing happen
 _HINT = re.compile(
     r"(?:\b[Ii]f (?:[\w'`]{1,30} ){0,2}`?"
     r"|\b(?:can|could|may|might) (?:cause|lead to|result in)\b[^.;]{0,100}"
-    r"|\.py::\w{1,80}\[[^\]]{0,100})$"
+    r"|\.py::\w{1,80}\[[^\]]{0,100}|^(?:ok \d{1,6} - |(?:# |--- )?PASS(?:ED)?: ).{0,100})$"
+)
+# What a program says below the level of a warning, in the forms of UCX, Slurm, HIP (AMD_LOG_LEVEL) and Go's loggers.
+_LEVEL = re.compile(
+    r"(?P<quiet>UCX +(?:DEBUG|DIAG|TRACE\w{0,9}|DATA|FUNC|REQ|ASYNC|POLL|INFO)\b"
+    r"|(?:^|[\s:\]])debug[1-5]?: |\blevel=(?:debug|trace)\b|(?:^|\s):[3-5]:\w[\w.]{0,60} *:\d)"
+    r"|UCX +(?:ERROR|FATAL|WARN)|N?CCL WARN|\b(?:error|fatal|warning): |\*ERROR\*"
+    r"|\blevel=(?:error|fatal|warning)\b|\bE\d{4} "
 )
 
 
@@ -52,13 +59,18 @@ def holding(piece: bytes, key: bytes) -> Iterator[tuple[int, str]]:
 
 
 def hinted(line: str, key: str) -> bool:
-    """Whether the text is a hint of what might happen, or part of a test's name.
+    """Whether the text is a hint of what might happen, part of a test's name, or what a debug log tells of its tries.
 
     >>> hinted("this can cause errors like `OSError: Too many open files`", "Too many open files")
     True
+    >>> hinted("[n1:88:0] ib_md.c:379 UCX DEBUG ibv_reg_mr(length=1) failed: Cannot allocate memory", "ibv_reg_mr(")
+    True
     """
-    at = line.find(key)
-    return bool(_HINT.search(line[max(0, at - _BEFORE) : max(0, at)]))
+    at = max(0, line.find(key))
+    levels = [match["quiet"] for match in _LEVEL.finditer(line[:at][-_KEPT:])]  # the last one is that of the text
+    if not levels and (after := _LEVEL.search(line[at : at + _BEFORE])):  # UCX names the file first
+        levels = [after["quiet"]]
+    return bool(levels and levels[-1]) or bool(_HINT.search(line[max(0, at - _BEFORE) : at]))
 
 
 def excerpt(line: str, key: bytes) -> str:

@@ -66,6 +66,10 @@ _SSH_SAYS = re.compile(
 _HOME = re.compile(r"Unable to create local directories '?(?P<folder>[^':]+?)'?[.:]+ (?P<why>.+?)(: b?'|$| Traceback)")
 _SCRIPT = re.compile(r"(?:non-zero exit code (?P<code>\d+)|execution error: *(?P<said>.*))")
 _SCRIPT_SAID = "Standard error from inventory script:"
+_CONFIG = re.compile(
+    r"(?:Error reading config file \((?P<file>[^)]+)\): |(?=Config '\w+' from '(?P<origin>[^']+)' has an invalid))"
+    r"(?P<why>.+)"
+)
 _NO_VAULT = "vault secrets"  # none were given, or none fits
 _HARMLESS = ("Invalid characters were found in group names",)  # they are not replaced either
 _UUID = re.compile(r"[0-9a-f-]{36}")
@@ -309,11 +313,14 @@ def warnings(output: str) -> tuple[str, ...]:
 def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
     """What Ansible said before it reached a host; nearly always about the inventory. It tries one format after the
     other, and we show the complaint about the format that the file has."""
-    words = " ".join(output.split())  # it wraps lines
+    # It wraps lines, and ends some errors with its traceback.
+    words = " ".join(output.split()).partition(" Traceback (most recent call last)")[0]
     if home := _HOME.search(words):
         return BadInput.of("no-ansible-home", folder=home["folder"], why=home["why"])
     if _NO_VAULT in words:
         return no_vault(inventory)
+    if config := _CONFIG.search(words):
+        return BadInput.of("bad-ansible-settings", Where(config["file"] or config["origin"]), why=config["why"])
     if _is_script(inventory):
         return _script_error(output, words, inventory)
     messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]

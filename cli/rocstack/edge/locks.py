@@ -31,8 +31,14 @@ from rocstack.node import node_lock
 SILENCE = 30  # seconds without a word from us after which the node gives the lock away
 LONGEST = 64 << 20  # bytes of an answer; in it is the journal
 WHY = 300  # characters of a reason in the history
+Sign = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # a line of the history -> what it gets that proves whose it is
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps
 _START = "import sys; exec(compile(sys.stdin.buffer.read({size}), 'hold', 'exec'))"
+
+
+def unsigned(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Where nobody signs the history."""
+    return {}
 
 
 @contextmanager
@@ -180,10 +186,12 @@ def cluster_lock(
     silence: int = SILENCE,
     least: int = 0,
     entry: Mapping[str, Any] | None = None,
+    sign: Sign = unsigned,
 ) -> Iterator[ClusterLock]:
     """The lock, for the length of the block. `on_wait` is called once when another has it; then we wait up to `wait`
     seconds. Its number is larger than `least`, the largest that a node knows. `entry` says in the history what it is
-    taken for; without one the history has no line of it.
+    taken for; without one the history has no line of it. `sign` adds to the line of its end, of which the node adds the
+    times alone.
 
     Raises:
         CheckFailed: another has it (the error says who), or ssh doesn't get through.
@@ -208,6 +216,8 @@ def cluster_lock(
         lock.end |= {"outcome": "failed" if failed else "interrupted", "why": why[:WHY]}
         raise
     finally:
+        if entry:
+            lock.end |= sign({"fence": answer.fence, "who": who["who"], **entry, **lock.end})
         stop.set()
         with lock._words:
             lock._words.notify_all()

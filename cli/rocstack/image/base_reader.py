@@ -2,10 +2,8 @@
 seconds; first it is looked for what makes any run useless."""
 
 import contextlib
-import io
 import re
 import subprocess
-import tarfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +14,7 @@ from docker.models.containers import Container
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput
+from rocstack.base.tar_stream import Pieces, open_tar
 from rocstack.container import privileges
 from rocstack.edge.engine import find_image
 from rocstack.nic import elf
@@ -144,7 +143,7 @@ def _file(container: Container, path: str) -> bytes | None:
             data += chunk
             if len(data) > 2 * MOST:
                 return None
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        with open_tar(Pieces([data])) as tar:
             member = tar.next()
             file = tar.extractfile(member) if member and member.isreg() else None
             return file.read(MOST) if file else None

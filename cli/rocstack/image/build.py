@@ -48,6 +48,7 @@ class Build:
     folder: Path
     roles: tuple[Role, ...]
     sources: tuple[Path, ...] = ()  # archives that are not downloaded
+    packages: Path | None = None  # kept ones, instead of the mirror
     nodes: tuple[NodeProfile, ...] = ()  # what the worker must fit
     why: str = ""  # this stack, where it was chosen for the nodes
     rehearsal: str = ""  # what the worker lacks for the nodes' GPUs
@@ -148,6 +149,7 @@ class Build:
                 dest=dest,
                 once=self._once,
                 sources=self._sources,
+                packages=self.packages,
             )
             shutil.rmtree(dest, ignore_errors=True)  # of the last build
             request, attempts, failure = retried(request)

@@ -34,6 +34,7 @@ class BuildkitRequest:
     labels: dict[str, str] = field(default_factory=dict)
     once: str = ""  # a value of its own: no step that another value made counts, for any target
     sources: Path | None = None  # a folder of archives, in place of the stage `sources`
+    packages: Path | None = None  # a folder of kept packages, in place of the stage `packages`
 
     def command(self) -> list[str]:
         """What is run. Secrets come from the environment, so none is in the process list."""
@@ -47,6 +48,8 @@ class BuildkitRequest:
             out += ["--secret", f"id=site-ca,src={self.site.ca}"]
         if self.sources:
             out += ["--build-context", f"sources={self.sources}"]
+        if self.packages:
+            out += ["--build-context", f"packages={self.packages}"]
         if self.dest:
             out += ["--output", f"type=local,dest={self.dest}"]
         for tag in self.tags:

@@ -40,7 +40,9 @@ _MORE_PLACES = (
     "PIP_NO_INDEX",
     "PIP_CONSTRAINT",
 )  # that a wheel could come from
-_HELPERS = ("site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-suite", "apt-repository")
+_HELPERS = (
+    "site", "fetch", "fetch-source", "apt-update", "apt-install", "apt-suite", "apt-repository", "keep-packages",
+)  # fmt: skip
 # Prints what the base holds and what apt would install over it, and the sha256 of each from the index.
 _RESOLVE = r"""
 apt-get -qq -s install --no-install-recommends {packages} |

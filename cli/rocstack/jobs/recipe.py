@@ -15,12 +15,13 @@ from pydantic import Field, model_validator
 
 from rocstack.base import environment as variables
 from rocstack.base.errors import BadInput, Where, hinted
-from rocstack.base.words import AtKey, Duration, Line, Name, Value
+from rocstack.base.words import AtKey, Duration, Line, Name, Value, word
 from rocstack.stack.blocks import template_frame
 from rocstack.stack.component import TemplateFile, library
 from rocstack.stack.sandbox import Sandbox
 
 BASE = "_job"  # what all scripts have in common
+ParameterName = Annotated[str, word(r"[a-z][a-z0-9_]{0,30}", "a parameter's name (small letters, digits and _)")]
 Kind = Literal["text", "path", "integer", "number", "switch", "words"]
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,4000}")
@@ -98,7 +99,7 @@ class Recipe(Value):
     needs_gpus: bool = False
     seen: Line = ""  # where it was run, and how far
     job: Layout = Layout()
-    parameters: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")], Parameter] = {}
+    parameters: dict[ParameterName, Parameter] = {}
     arguments: Line = ""  # what the words after `--` are; empty: it takes none
     needs_arguments: bool = False
 

@@ -1,4 +1,4 @@
-"""Archives that strangers made, read member by member in memory: nothing is unpacked onto this machine."""
+"""Archives that strangers made, read member by member: nothing is unpacked onto this machine."""
 
 import bz2
 import gzip
@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from rocstack.base.errors import BadInput, Where
+from rocstack.base.tar_stream import open_tar
 
 MIB = 1 << 20
 # Firmware is padded with zeros, but a whole archive never shrinks 200-fold (deflate's own limit is about 1030).
 RATIO, RATIO_FROM = 200, 64 * MIB
 MAX_INDEX = 16 * MIB  # a zip's central directory: some 200,000 members
-MAX_BYTES = 8192 * MIB  # of all that is read, and so of a member: tarfile steps over one MIB by MIB, also past the end
-MAX_HEADER = MIB  # a tar's long name or extended header
-# tarfile looks for "DIGITS name=" in an extended header from each of its bytes on: a header of digits alone would take
-# an hour, and no Ctrl-C is heard meanwhile. Numbers there have some 20 digits.
-_ENDLESS = re.compile(rb"[0-9]{33}")
+MAX_BYTES = 8192 * MIB  # of all that is read, and so of a member
 # Ending -> how a file with it begins, at which byte, and what opens it.
 _KINDS: dict[str, tuple[bytes, int, Callable[..., Any]]] = {
     ".zip": (b"PK", 0, lambda file: file),
@@ -61,12 +58,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class Member:
-    """One entry. `read(limit)` gives a file's content, and works until the next member is asked for."""
+    """One entry. `pieces(limit)` gives a file's content of at most `limit` bytes, and works until the next member is
+    asked for."""
 
     name: str
     where: str  # "bundle.zip > folder/inner.tar.gz > name"
     is_file: bool
-    read: Callable[[int], bytes]
+    pieces: Callable[[int], Iterator[bytes]]
+
+    def read(self, limit: int) -> bytes:
+        return b"".join(self.pieces(limit))
 
 
 def shown(text: str) -> str:
@@ -77,6 +78,10 @@ def shown(text: str) -> str:
 
 def bad(what: str, where: str, cause: str | None = None) -> BadInput:
     return BadInput.of("bad-archive", Where(where), what=what, cause=cause)
+
+
+def _larger(limit: int, where: str) -> BadInput:
+    return bad(f"larger than {limit // MIB} MB", where, "that is more than is read of a nested file")
 
 
 def hostile(what: str, where: str) -> BadInput:
@@ -143,93 +148,50 @@ class _Metered:
     def __init__(self, inner: IO[bytes], packed: int, where: str, budget: Budget) -> None:
         self.inner, self.packed, self.where, self.budget = inner, packed, where, budget
         self.position = 0
-        self.last: tuple[bytes, bytes] = (b"", b"")
 
     def read(self, size: int) -> bytes:
         data = self.inner.read(size)
         self.position += len(data)
-        self.last = (self.last[1], data) if data else self.last
         self.budget.spend(len(data), self.where)
         if self.position > max(RATIO_FROM, RATIO * self.packed):
             raise hostile(f"unpacks to more than {RATIO} times its size", self.where)
         return data
 
-    def all(self, limit: int) -> bytes:
-        parts, size = [], 0
+    def pieces(self, limit: int) -> Iterator[bytes]:
+        size = 0
         while piece := self.read(MIB):
-            parts.append(piece)
             size += len(piece)
             if size > limit:
-                raise bad(f"larger than {limit // MIB} MB", self.where, "that is more than is read of a nested file")
-        return b"".join(parts)
-
-
-class _Again:
-    """A stream of which a part was read, which comes once more."""
-
-    def __init__(self, part: bytes, stream: Any) -> None:
-        self._part, self._stream = part, stream
-
-    def read(self, size: int) -> bytes:
-        part, self._part = self._part, b""
-        return part or bytes(self._stream.read(size))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Header(tarfile.TarInfo):
-    """Refuses headers that tarfile would believe."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if not 0 <= self.size <= (MAX_HEADER if self.type in b"xgXLK" else MAX_BYTES):
-            raise tarfile.ReadError(f"a header of {self.size} bytes")
-        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
-        if found.size > MAX_BYTES:  # by an extended header
-            raise tarfile.ReadError(f"a member of {found.size} bytes")
-        return found
-
-    def _proc_pax(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        data = tar.fileobj.read(-(-self.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-        if _ENDLESS.search(data):
-            raise tarfile.ReadError("an extended header with a number of more than 32 digits")
-        stream, tar.fileobj = tar.fileobj, _Again(data, tar.fileobj)
-        try:
-            return super()._proc_pax(tar)  # type: ignore[misc,no-any-return]
-        finally:
-            tar.fileobj = stream
+                raise _larger(limit, self.where)
+            yield piece
 
 
 def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
     packed = file.seek(0, 2)
     file.seek(0)
     stream = _Metered(_KINDS[kind][2](file), packed, where, budget)
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=MIB, tarinfo=_Header) as tar:  # type: ignore[call-overload]
+    with open_tar(stream, MAX_BYTES) as tar:
         while (info := tar.next()) is not None:
             budget.member(where)
             at = f"{where} > {shown(info.name)}"
             if info.issym() or info.islnk():
                 # A hard link's target is a path from the top.
                 _check_link(info.name if info.issym() else "", info.linkname, where, plain)
-            elif not (info.isdir() or info.isreg()) or info.issparse():
+            elif not (info.isdir() or info.isreg()):
                 raise hostile(f"a device or other special file: '{shown(info.name)}'", where)
 
-            def read(limit: int, info: tarfile.TarInfo = info, at: str = at) -> bytes:
+            def pieces(limit: int, info: tarfile.TarInfo = info, at: str = at) -> Iterator[bytes]:
                 with _whole(at):
                     if info.size > limit:
-                        raise bad(f"larger than {limit // MIB} MB", at, "that is more than is read of a nested file")
-                    opened = tar.extractfile(info)
-                    data = opened.read() if opened else b""
-                    if len(data) != info.size:
+                        raise _larger(limit, at)
+                    opened, left = tar.extractfile(info), info.size
+                    while opened and (piece := opened.read(MIB)):
+                        left -= len(piece)
+                        yield piece
+                    if left:
                         raise EOFError("it ends too early")
-                    return data
 
-            yield Member(info.name, at, info.isreg(), read)
-        # tarfile takes a damaged header for the end; the real end is a block of zeros.
-        tail = b"".join(stream.last)
-        header = tail[tar.offset - stream.position + len(tail) :][:512]
-        if len(header) < 512 or any(header):
-            raise EOFError("it ends in the middle")
+            yield Member(info.name, at, info.isreg(), pieces)
         while stream.read(MIB):  # up to the checksum
             pass
 
@@ -248,16 +210,16 @@ def _zip(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) ->
             budget.member(where)
             at = f"{where} > {shown(info.filename)}"
 
-            def read(limit: int, info: zipfile.ZipInfo = info, at: str = at) -> bytes:
+            def pieces(limit: int, info: zipfile.ZipInfo = info, at: str = at) -> Iterator[bytes]:
                 if info.flag_bits & 1:
                     raise bad("encrypted", at, "it needs a password")
                 with _whole(at), archive.open(info) as opened:
-                    return _Metered(opened, info.compress_size, at, budget).all(limit)
+                    yield from _Metered(opened, info.compress_size, at, budget).pieces(limit)
 
             mode = stat.S_IFMT(info.external_attr >> 16)
             if mode == stat.S_IFLNK:
-                _check_link(info.filename, read(4096).decode("utf-8", "replace"), where, plain)
+                _check_link(info.filename, b"".join(pieces(4096)).decode("utf-8", "replace"), where, plain)
             elif mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise hostile(f"a device or other special file: '{shown(info.filename)}'", where)
             # The library cuts a name at a zero byte.
-            yield Member(info.orig_filename, at, mode in (0, stat.S_IFREG) and not info.is_dir(), read)
+            yield Member(info.orig_filename, at, mode in (0, stat.S_IFREG) and not info.is_dir(), pieces)

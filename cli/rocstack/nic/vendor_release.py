@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,8 @@ RDMA_CORE = re.compile(r"rdma-core[-_](\d+(?:\.\d+)+)(?:\.orig)?\.tar\.(?:gz|xz)
 VENDOR = re.compile(r"(bcm|bnxt|brcm|broadcom|nxe|netxtreme|libbnxt_re-)", re.IGNORECASE)
 USUAL_FOLDERS = ("/opt", "/usr/src", "~/Downloads", "~")
 MAX_DEPTH = 4  # archives in one another
-MAX_NESTED = 1024 * MIB
+MAX_NESTED = 1024 * MIB  # of all that are open at a time
+IN_MEMORY = 32 * MIB  # of each of them; what is larger goes through a file without a name
 MAX_RDMA_CORE = 64 * MIB  # 65.0 has 2 MB
 MAX_RELEASE = 32 * MIB  # 232.0.164.5 has 1.3 MB
 Skipped = Callable[[RocstackError], None]
@@ -182,8 +184,11 @@ def _wanted(name: str) -> bool:
     return bool(vendor_archive.ending(name) or PACKAGE.fullmatch(name))
 
 
-def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int = 0) -> Iterator[VendorRelease]:
-    """Releases in one file: it may be one itself, or an archive that holds some.
+def in_file(
+    name: str, where: str, file: IO[bytes], budget: Budget, depth: int = 0, room: int = MAX_NESTED
+) -> Iterator[VendorRelease]:
+    """Releases in one file: it may be one itself, or an archive that holds some. `room` is what archives inside it may
+    have, one in another.
 
     Raises:
         BadInput: damaged, encrypted, made to do harm, or not what its name says.
@@ -204,8 +209,12 @@ def in_file(name: str, where: str, file: IO[bytes], budget: Budget, depth: int =
         inner = re.split(r"[/\\]", member.name)[-1]
         if member.is_file and _wanted(inner):
             known = LIBRARY.fullmatch(inner) or PACKAGE.fullmatch(inner)
-            data = member.read(MAX_RELEASE if known else MAX_NESTED)
-            yield from in_file(inner, member.where, io.BytesIO(data), budget, depth + 1)
+            with tempfile.SpooledTemporaryFile(IN_MEMORY, prefix="rocstack-") as copy:
+                for piece in member.pieces(MAX_RELEASE if known else room):
+                    copy.write(piece)
+                left = room - copy.tell()
+                copy.seek(0)
+                yield from in_file(inner, member.where, copy, budget, depth + 1, left)
 
 
 def rdma_core(path: Path | None) -> VendorRelease:

@@ -71,6 +71,8 @@ def _ask_helper(helper: str, host: str) -> Optional[Login]:  # noqa: UP045
 
 CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.com/engine/security/certificates)
 SILENCE_S = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
+# What must come in how many seconds, or a layer go on: an engine speaks on while its registry drips.
+PACE, PACE_S = 256 << 10, 120.0
 LONGEST_WAIT_S = 15.0  # seconds between attempts
 # What trying again doesn't change: the kind in engine_errors, what it is called here, the likely cause.
 _FINAL = {
@@ -199,13 +201,16 @@ def _retry(
 
 def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
     sizes: dict[str, int] = {}
+    pace = _Pace()
     try:
         for event in _events(reference, registry):
             if "error" in event:
                 raise NodeError(str(event["error"]))
             layer, status = str(event.get("id", "")), str(event.get("status", ""))
+            detail = event.get("progressDetail") or {}
+            pace.count(layer, status, int(detail.get("current") or 0))
             if status == "Downloading":
-                total = int((event.get("progressDetail") or {}).get("total") or 0)
+                total = int(detail.get("total") or 0)
                 sizes[layer] = max(total, sizes.get(layer, 0))  # less where the engine goes on after a break
             elif status == "Already exists":
                 done.layers.setdefault(layer, "existing")
@@ -217,6 +222,31 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         docker("version")  # it says why it can't be reached
         raise NodeError("the engine broke off: %s" % (error or "no answer")) from None
+
+
+class _Pace:
+    """What came of all layers, and when there was last enough of it."""
+
+    def __init__(self) -> None:
+        self.moved, self.counted = time.monotonic(), 0
+        self.layers: dict[str, int] = {}  # bytes that came of each
+        self.seen: set[tuple[str, str]] = set()
+
+    def count(self, layer: str, status: str, current: int) -> None:
+        """
+        Raises:
+            NodeError: it is too little.
+        """
+        now, sums = time.monotonic(), 0
+        if status == "Downloading":
+            self.layers[layer] = max(current, self.layers.get(layer, 0))
+            sums = sum(self.layers.values())
+        unpacks = status == "Extracting"  # the engine's own work
+        if unpacks or (layer, status) not in self.seen or sums - self.counted >= PACE:
+            self.seen.add((layer, status))
+            self.moved, self.counted = now, max(sums, self.counted)
+        elif now - self.moved > PACE_S:
+            raise NodeError(f"less than {PACE >> 10} KB came in {PACE_S:g} s")
 
 
 def _events(reference: str, registry: Row | None) -> Iterator[Row]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import IO, Any, Self
 
 from docker import DockerClient
@@ -22,6 +21,7 @@ from docker.errors import APIError, create_api_error_from_http_exception
 from requests.exceptions import HTTPError, RequestException
 
 from rocstack.base.errors import CheckFailed, Missing
+from rocstack.base.tar_stream import Pieces, open_tar
 from rocstack.base.text import from_json
 from rocstack.registry.layers import BLOCK, UnreadableLayer, checked
 
@@ -84,9 +84,7 @@ def _saved(client: DockerClient, image: str) -> Iterator[bytes]:
 def _unpack(blocks: Iterable[bytes], folder: Path, skip: Collection[str]) -> dict[str, str]:
     """Files of the archive by their path; returns the links among them (older engines link equal layers)."""
     links: dict[str, str] = {}
-    pieces = filter(None, blocks)
-    stream: Any = SimpleNamespace(read=lambda size: next(pieces, b""))  # tarfile takes any number of bytes
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as archive:
+    with open_tar(Pieces(blocks)) as archive:
         for member in archive:
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts:

@@ -24,7 +24,7 @@ from requests.utils import parse_dict_header
 from rocstack.base.errors import Missing
 from rocstack.base.text import from_json
 from rocstack.edge import engine
-from rocstack.edge.http import HttpSession
+from rocstack.edge.http import HttpSession, PacedAdapter
 from rocstack.registry.registry_errors import TRANSIENT, classify, registry_error, without_query
 
 TIMEOUT = (10.0, 300.0)  # seconds to connect, and of silence: a registry is silent while it stores a large layer
@@ -152,7 +152,7 @@ class Body:
         return piece
 
 
-class _Adapter(HTTPAdapter):
+class _Adapter(PacedAdapter):
     """Connects to `to`, and lets the certificate be that of `name`."""
 
     def __init__(self, name: str, to: tuple[str, int] | None, trust: ssl.SSLContext | None) -> None:

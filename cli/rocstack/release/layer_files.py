@@ -8,12 +8,12 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO
 
-from rocstack.registry.layers import BLOCK
+from rocstack.base.tar_stream import BLOCK, Pieces, open_tar
 
-MOST = 3_000_000  # files of a layer
+MOST = 3_000_000  # files of a layer, and files that its lists of packages name
+TEXT = 1 << 30  # letters of all names, links and attributes, and of those lists
 LIST = 8 << 20  # bytes of the list of one package's files
 # Where dpkg has such lists, and where wheels have theirs.
 LISTS = re.compile(
@@ -52,45 +52,56 @@ def read(stream: Iterable[bytes | bytearray]) -> LayerFiles:
     """Reads the stream to its end.
 
     Raises:
-        ValueError: it is no tar, or one of more files than any layer has.
+        ValueError: it is no tar, one with headers that no layer has, or of more files or letters than any has.
     """
     blocks = iter(stream)
-    reader: Any = SimpleNamespace(read=lambda size: bytes(next(blocks, b"")))  # tarfile takes any number of bytes
-    files: dict[str, LayerFile] = {}
-    packages: dict[str, str] = {}
+    found = _Reader()
     try:
-        with tarfile.open(fileobj=reader, mode="r|", bufsize=BLOCK) as archive:
+        with open_tar(Pieces(blocks)) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
-                if len(files) >= MOST:
-                    raise ValueError(f"it has more than {MOST} files")
-                path = member.name.removeprefix("./")
-                files[path] = _file(archive, member, path, packages)
+                found.take(archive, member)
     except (tarfile.TarError, OverflowError, EOFError) as error:
-        raise ValueError(f"it is no tar: {error}") from None
+        raise ValueError(f"it is no tar: {str(error)[:200]}") from None
     for _ in blocks:  # padding; whoever gives the stream compares its sum at its end
         pass
-    return LayerFiles(files, packages)
+    return LayerFiles(found.files, found.packages)
 
 
-def _file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, packages: dict[str, str]) -> LayerFile:
-    kind, content = KINDS.get(member.type, "file"), member.linkname
-    if kind == "device":
-        content = f"{member.devmajor}:{member.devminor}"
-    opened = archive.extractfile(member) if member.isreg() else None
-    if opened:
-        listed = LISTS.fullmatch(path) if member.size <= LIST else None
-        summed, kept = hashlib.sha256(), bytearray()
-        for piece in _pieces(opened):
-            summed.update(piece)
+class _Reader:
+    def __init__(self) -> None:
+        self.files: dict[str, LayerFile] = {}
+        self.packages: dict[str, str] = {}
+        self._letters = 0
+
+    def take(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        path = member.name.removeprefix("./")
+        kind, content = KINDS.get(member.type, "file"), member.linkname
+        if kind == "device":
+            content = f"{member.devmajor}:{member.devminor}"
+        opened = archive.extractfile(member) if member.isreg() else None
+        if opened:
+            listed = LISTS.fullmatch(path) if member.size <= LIST else None
+            summed, kept = hashlib.sha256(), bytearray()
+            for piece in _pieces(opened):
+                summed.update(piece)
+                if listed:
+                    kept += piece
+            content = summed.hexdigest()
             if listed:
-                kept += piece
-        content = summed.hexdigest()
-        if listed:
-            packages |= _listed(listed, kept.decode(errors="replace").splitlines())
-    more = sorted((key, value) for key, value in member.pax_headers.items() if key.startswith(XATTR))
-    own = f"{member.uid}:{member.gid}"
-    return LayerFile(kind, member.mode, own, member.size, content, float(member.mtime), tuple(more))
+                self._count(len(kept))
+                self.packages |= _listed(listed, kept.decode(errors="replace").splitlines())
+        more = sorted((key, value) for key, value in member.pax_headers.items() if key.startswith(XATTR))
+        self._count(len(path) + len(content) + sum(len(key) + len(value) for key, value in more))
+        own = f"{member.uid}:{member.gid}"
+        self.files[path] = LayerFile(kind, member.mode, own, member.size, content, float(member.mtime), tuple(more))
+        if max(len(self.files), len(self.packages)) > MOST:
+            raise ValueError(f"it has more than {MOST} files")
+
+    def _count(self, letters: int) -> None:
+        self._letters += letters
+        if self._letters > TEXT:
+            raise ValueError(f"its names, attributes and lists have more than {TEXT} letters")
 
 
 def _listed(of: re.Match[str], lines: Sequence[str]) -> dict[str, str]:

@@ -158,7 +158,7 @@ def provenance(
     own = {
         "inputs": inputs,
         "context": context,
-        "lock": from_json(lock.to_text()),
+        "lock": from_json(lock.model_copy(update={"further": {}}).to_text()),  # what its digest is of
     }
     what = {"stack": resolved.stack.name, "nic": resolved.nic.name, "way": resolved.ways, "role": role}
     measured = {"content": content, "size": size, "versions": dict(sorted(manifest["versions"].items()))}

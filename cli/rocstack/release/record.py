@@ -114,8 +114,8 @@ def _versions(kind: str, was: Mapping[str, str], now: Mapping[str, str]) -> Iter
             yield f"{kind}{name}: {before or 'not there'} -> {after or 'gone'}"
 
 
-def notes(release: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[str]) -> str:
-    """Release notes, Markdown. `keys` are the signers' fingerprints."""
+def notes(release: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[str], measured: str = "") -> str:
+    """Release notes, Markdown. `keys` are the signers' fingerprints, `measured` a section of its own."""
     lines = [f"# Release {release.tag}", ""]
     what = f"{count(len(release.images), 'image')}, made by rocstack {release.rocstack} on {release.created}."
     table = "| image | tags | compressed | unpacked | digest |"
@@ -142,6 +142,7 @@ def notes(release: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[s
         lines += [f"- {variant} {role}: not in this release any more" for variant, role in sorted(gone)]
     lines += [
         *([""] if before else []),
+        *([measured] if measured else []),
         "## Vulnerabilities",
         "",
         f"{release.vulnerabilities.state}: {release.vulnerabilities.why}.",

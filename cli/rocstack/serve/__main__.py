@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.serve import announcement
 from rocstack.serve.app import make_app
 from rocstack.serve.gateway import Gateway
 from rocstack.serve.settings import ServeSettings, load
@@ -56,11 +57,14 @@ async def _serve(settings: ServeSettings) -> None:
     Raises:
         RocstackError: the settings are wrong, or the engine or the listener can't be started.
     """
-    gateway = Gateway(settings, say)
+    token = announcement.new_token()
+    gateway = Gateway(settings, say, announcement.Holder(token) if settings.announce else None)
+    certificate, key = settings.certificate, settings.key
+    if settings.announce:
+        certificate, key = map(str, announcement.new_certificate(Path(settings.state)))
     config = uvicorn.Config(
-        make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=settings.certificate,
-        ssl_keyfile=settings.key, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S,
-        server_header=False,
+        make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=certificate, ssl_keyfile=key,
+        log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False,
     )  # fmt: skip
     server = _Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +74,11 @@ async def _serve(settings: ServeSettings) -> None:
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
-            say(f"{settings.base} at {'https' if settings.certificate else 'http'}://{settings.listen}/v1")
+            port = server.servers[0].sockets[0].getsockname()[1]
+            say(f"{settings.base} at {'https' if certificate else 'http'}://{settings.listen_at(port)}/v1")
+            if settings.announce and certificate:
+                said = announcement.Announcement(port, token, Path(certificate).read_text(encoding="ascii"))
+                said.write(Path(settings.announce))
         if gateway.ended:
             await asyncio.wait([serving, gateway.ended], return_when=asyncio.FIRST_COMPLETED)
             if gateway.ended.done():
@@ -78,6 +86,8 @@ async def _serve(settings: ServeSettings) -> None:
                 await serving
                 gateway.ended.result()
     finally:
+        if settings.announce:
+            Path(settings.announce).unlink(missing_ok=True)
         server.should_exit = True
         try:
             await serving

@@ -1,20 +1,21 @@
 """Whether an adapter can be served on a base model: judged by its settings and the header of its weights, before an
 engine sees it. Its owner is not trusted: what isn't known to be harmless doesn't get through."""
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rocstack.base.errors import BadInput
+from rocstack.base.text import from_json
 from rocstack.serve.base_model import BaseModel
 from rocstack.serve.safetensors_header import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 MOST_CONFIG = 1 << 20  # bytes
+MOST_ALPHA = 1_000_000  # usual are 1 to 1024
+MOST_PATTERNS = 10_000
 FLOATS = ("F32", "F16", "BF16")
 # peft's settings of adapters that vLLM doesn't compute as peft does.
 OTHER_KINDS = (
@@ -43,12 +44,12 @@ class Checked:
 def parse_config(raw: bytes) -> dict[str, Any]:
     """
     Raises:
-        BadInput: it is no mapping in JSON.
+        BadInput: it is no mapping in JSON, or has a number that no setting has.
     """
     try:
-        found = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise _refused("it is no JSON", CONFIG) from None
+        found = from_json(raw)
+    except ValueError as error:
+        raise _refused(f"it is no JSON: {str(error)[:100]}", CONFIG) from None
     if not isinstance(found, dict):
         raise _refused("it is no mapping", CONFIG)
     return found
@@ -74,10 +75,11 @@ def check(config: Mapping[str, Any], tensors: Mapping[str, Tensor], base: BaseMo
         raise BadInput.of("adapter-base", named=_shown(named), base=base.folder.name)
     rank, alpha = _rank(config.get("r"), "r", limits), _number(config.get("lora_alpha"), "lora_alpha")
     ranks = {key: _rank(value, f"rank_pattern of {key}", limits) for key, value in _patterns(config, "rank_pattern")}
+    ordered = {key: (at, each) for at, (key, each) in enumerate(ranks.items())}
     alphas = {key: _number(value, f"alpha_pattern of {key}") for key, value in _patterns(config, "alpha_pattern")}
     modules = _pairs(tensors)
     for module, pair in modules.items():
-        _fits(module, pair, base, _of(ranks, module, rank))
+        _fits(module, pair, base, _of(ordered, module, rank))
     kept = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -129,29 +131,34 @@ def _rank(value: Any, name: str, limits: Limits) -> int:
     if type(value) is not int or value < 1:
         raise BadInput.of("adapter-rank", why=f"{name} is {_shown(value)}, no rank")
     if value > limits.rank:
-        raise BadInput.of("adapter-rank", why=f"{name} is {value}; this server takes ranks up to {limits.rank}")
+        raise BadInput.of("adapter-rank", why=f"{name} is {_shown(value)}; this server takes ranks up to {limits.rank}")
     return value
 
 
 def _number(value: Any, name: str) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _refused(f"{name} is {_shown(value)}, no number", CONFIG)
+    if not -MOST_ALPHA <= value <= MOST_ALPHA:  # nan isn't, either
+        raise _refused(f"{name} is {_shown(value)}; at most {MOST_ALPHA:,} is taken", CONFIG)
     return value
 
 
 def _patterns(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
     found = config.get(name) or {}
-    if not isinstance(found, dict) or len(found) > 10_000:
-        raise _refused(f"{name} is no mapping", CONFIG)
+    if not isinstance(found, dict) or len(found) > MOST_PATTERNS:
+        raise _refused(f"{name} is no mapping of at most {MOST_PATTERNS:,} layers", CONFIG)
     for key in found:
         if not _KEY.fullmatch(key):
             raise BadInput.of("adapter-kind", why=f"{name} has {_shown(key)}, which is no layer's name")
     return list(found.items())
 
 
-def _of(ranks: Mapping[str, int], module: str, default: int) -> int:
-    """As peft and vLLM find it: a key is the end of the layer's name; the first one counts."""
-    return next((rank for key, rank in ranks.items() if f".{module}".endswith(f".{key}")), default)
+def _of(ranks: Mapping[str, tuple[int, int]], module: str, default: int) -> int:
+    """As peft and vLLM find it: a key is the end of the layer's name; the first one counts. Not key by key: a stranger
+    may have thousands of both."""
+    parts = module.split(".")
+    ends = (".".join(parts[at:]) for at in range(len(parts)))
+    return min((ranks[end] for end in ends if end in ranks), default=(0, default))[1]
 
 
 def _refused(why: str, file: str) -> BadInput:

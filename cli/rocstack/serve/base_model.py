@@ -1,8 +1,10 @@
 """The model that adapters are for: its names, and the shapes of its layers, read from its own safetensors files."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,17 @@ class BaseModel:
         """A layer's, also where the adapter's training had the model inside another one."""
         if module in self.shapes:
             return self.shapes[module]
-        _, mark, rest = module.partition("layers.")
-        found = {shape for name, shape in self.shapes.items() if mark and name.endswith(f".layers.{rest}")}
-        return found.pop() if len(found) == 1 else None
+        found = self._below_layers.get(module.partition("layers.")[2], ())
+        return next(iter(found)) if len(found) == 1 else None
+
+    @cached_property
+    def _below_layers(self) -> Mapping[str, set[Shape]]:
+        """Shapes by what stands behind a `layers.` of the name. A stranger's adapter asks a hundred thousand times."""
+        found: dict[str, set[Shape]] = {}
+        for name, shape in self.shapes.items():
+            for mark in re.finditer(r"\.layers\.", name):
+                found.setdefault(name[mark.end() :], set()).add(shape)
+        return found
 
 
 def read_base(folder: Path, names: tuple[str, ...] = ()) -> BaseModel:

@@ -12,7 +12,7 @@ from rocstack.base.errors import BadInput, RocstackError
 from rocstack.serve import residency
 from rocstack.serve.base_model import BaseModel, read_base
 from rocstack.serve.engine import Engine
-from rocstack.serve.identity import Anyone, Identity, TokenFile
+from rocstack.serve.identity import Anyone, Identity, ServicePeople, TokenFile
 from rocstack.serve.proxy import Names
 from rocstack.serve.registry import FolderRegistry, Registered, Registry, hint
 from rocstack.serve.residency import Residency, Resident
@@ -42,8 +42,7 @@ class Gateway:
         state = Path(settings.state)
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         state.chmod(0o700)
-        tokens = settings.tokens
-        self.identity: Identity = identity or (TokenFile(Path(tokens)) if tokens else Anyone())
+        self.identity: Identity = identity or _identity(settings)
         self.registry: Registry = registry or FolderRegistry(settings.sources)
         most = settings.adapter_mib << 20
         self._staging = Staging(state / "adapters", base, rank=settings.max_rank, most_bytes=most)
@@ -213,3 +212,13 @@ class Gateway:
         with suppress(OSError):  # a full disk: they are kept until the gateway ends
             partial.write_text(json.dumps(residency.pins_document(self.residency.pins)), encoding="utf-8")
             partial.replace(self._pins)
+
+
+def _identity(settings: ServeSettings) -> Identity:
+    """
+    Raises:
+        BadInput: a file of it can't be read.
+    """
+    if settings.people:
+        return ServicePeople(settings.people.url, Path(settings.people.ca) if settings.people.ca else None)
+    return TokenFile(Path(settings.tokens)) if settings.tokens else Anyone()

@@ -1,13 +1,18 @@
 """Who asks. A gateway takes any `Identity`; a file of tokens is the one that needs nothing else."""
 
+import asyncio
 import hashlib
 import os
+import ssl
 import stat
+import time
 from pathlib import Path
 from typing import Protocol
 
+import httpx
+
 from rocstack.base.document import read_text
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput, CheckFailed, Where
 from rocstack.serve.registry import NAME
 
 
@@ -66,6 +71,60 @@ class TokenFile:
                 raise BadInput.of("token-line", Where(str(self._path), number))
             users[words[1]] = words[0]
         self._users, self._stamp = users, now
+
+
+class ServicePeople:
+    """A person's own Slurm token, of which rocstack's service says whose it is. What it said holds for a minute."""
+
+    REMEMBERED_S, REFUSED_S, MOST = 60.0, 10.0, 10_000
+
+    def __init__(self, url: str, ca: Path | None = None, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """
+        Raises:
+            BadInput: the CA can't be read.
+        """
+        try:
+            trust = ssl.create_default_context(cafile=str(ca) if ca else None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadInput.of("people-ca", ca, why=error.strerror or error) from None
+        self._client = httpx.AsyncClient(base_url=url, verify=trust, timeout=10, transport=transport)
+        self._known: dict[str, tuple[float, str | None]] = {}  # by sha256 of the token: until when, and whose
+        self._asking = asyncio.Lock()
+
+    async def user(self, token: str | None) -> str | None:
+        """
+        Raises:
+            CheckFailed: the service doesn't answer.
+        """
+        if not token or len(token) > 16_384 or not token.isascii():
+            return None
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        if (found := self._remembered(digest)) is None:
+            async with self._asking:
+                found = self._remembered(digest) or await self._ask(digest, token)
+        return found[1]
+
+    def _remembered(self, digest: str) -> tuple[float, str | None] | None:
+        found = self._known.get(digest)
+        return found if found and found[0] > time.monotonic() else None
+
+    async def _ask(self, digest: str, token: str) -> tuple[float, str | None]:
+        try:
+            answer = await self._client.get("/v1/me", headers={"Authorization": f"Bearer {token}"})
+            name = answer.json()["id"] if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise CheckFailed.of("people-away", why=type(error).__name__) from None
+        if answer.status_code not in (200, 401, 403) or (name is not None and not _is_name(name)):
+            raise CheckFailed.of("people-away", why=f"status {answer.status_code}")
+        if len(self._known) >= self.MOST:
+            self._known.clear()
+        held = self.REMEMBERED_S if name else self.REFUSED_S
+        self._known[digest] = found = time.monotonic() + held, name
+        return found
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def _is_digest(text: str) -> bool:

@@ -3,25 +3,38 @@ it and again its name, and a stream that breaks off ends with an error that Open
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.serve.engine import DEAD, DEAD_EVENT, Engine
+from rocstack.serve.engine import DEAD, DEAD_EVENT
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
 REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous_response_id", "chat_template")
+# Of a message's parts: the engine would fetch what they name, from wherever it reaches.
+MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 MOST_EVENT = 64 << 20  # bytes of one event
 EVENTS = "text/event-stream"
+_MODEL = rb'("model"\s*:\s*)'
 _DONE = b"data: [DONE]"
 _LAST = (_DONE, b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+
+
+class Upstream(Protocol):
+    """Whoever answers: the engine, or for the service a gateway."""
+
+    @property
+    def client(self) -> httpx.AsyncClient: ...
+    def doubt(self) -> None:
+        """A request found it gone."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +67,29 @@ async def read(request: Request, most: int) -> ModelRequest:
             raise BadInput.of("request-refused", name=name)
     if body.get("background"):
         raise BadInput.of("request-refused", name="background")
+    if name := _elsewhere(body):
+        raise BadInput.of("request-elsewhere", name=name)
     return ModelRequest(body["model"], body.get("stream") is True, body)
+
+
+def _elsewhere(body: dict[str, Any]) -> str:
+    """The first part of a message that isn't in the request itself; empty where all are."""
+    left: list[Any] = [body.get("messages"), body.get("input")]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        for name, value in each.items() if isinstance(each, dict) else ():
+            address = value.get("url") if isinstance(value, dict) else value
+            if name in MEDIA and isinstance(address, str) and not address.startswith("data:"):
+                return str(name)
+            left.append(value)
+    return ""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The engine's name of a model, and the one that the user knows. The former stands in no text by chance."""
+    """The engine's name of a model, and the one that the user knows."""
 
     engine: str
     user: str
@@ -67,7 +97,9 @@ class Names:
     def back(self, raw: bytes) -> bytes:
         if self.engine == self.user:
             return raw
-        return raw.replace(f'"{self.engine}"'.encode(), json.dumps(self.user).encode())
+        # Only as a value of `model`: quotes in a text are escaped, but a text may be the name and nothing else.
+        there, user = _MODEL + re.escape(json.dumps(self.engine).encode()), json.dumps(self.user).encode()
+        return re.sub(there, lambda found: found[1] + user, raw)
 
 
 class NotSent(CheckFailed):
@@ -75,7 +107,7 @@ class NotSent(CheckFailed):
 
 
 async def forward(
-    engine: Engine, request: Request, asked: ModelRequest, names: Names, stack: AsyncExitStack
+    engine: Upstream, request: Request, asked: ModelRequest, names: Names, stack: AsyncExitStack
 ) -> Response:
     """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone.
 
@@ -93,7 +125,7 @@ async def forward(
         if kind.startswith(EVENTS):
             body = _events(engine, answer, names, path, stack)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
-        raw = await unless_gone(request, answer.aread())
+        raw = await unless_gone(request, _whole(answer))
     except httpx.ConnectError:
         engine.doubt()
         raise NotSent.of("engine-lost", why="it was not there") from None
@@ -105,6 +137,19 @@ async def forward(
         raise CheckFailed.of("engine-lost", why="its core ended")
     await stack.aclose()
     return Response(names.back(raw), answer.status_code, media_type=kind)
+
+
+async def _whole(answer: httpx.Response) -> bytes:
+    """
+    Raises:
+        httpx.DecodingError: it is larger than any answer.
+    """
+    raw = bytearray()
+    async for piece in answer.aiter_raw():
+        raw += piece
+        if len(raw) > MOST_EVENT:
+            raise httpx.DecodingError("too large")
+    return bytes(raw)
 
 
 async def unless_gone(request: Request, work: Any) -> Any:
@@ -127,7 +172,7 @@ async def _gone(request: Request) -> None:
 
 
 async def _events(
-    engine: Engine, answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack
+    engine: Upstream, answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack
 ) -> AsyncIterator[bytes]:
     """Whole events, so that no name is cut in two, and an error if they end before their end."""
     async with stack:

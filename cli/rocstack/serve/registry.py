@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from rocstack.serve.settings import AdapterSource
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 MOST = 1_000_000  # adapters
+MOST_OWN = 10_000  # of one user that are listed; further ones are found by their names
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in a file's place would wait for ever
 
@@ -113,17 +115,21 @@ def _look(source: AdapterSource) -> Iterator[Registered]:
             yield Registered(name, None, source.folder, (name,))
         return
     for user in _folders(source.folder):
-        for name in _folders(f"{source.folder}/{user}/adapters"):
+        for name in islice(_folders(f"{source.folder}/{user}/adapters", os.O_NOFOLLOW), MOST_OWN):
             yield Registered(name, user, source.folder, (user, "adapters", name))
 
 
-def _folders(path: str) -> list[str]:
+def _folders(path: str, flags: int = 0) -> Iterator[str]:
     """Folders below it that have a name as adapters have; links are none."""
-    try:
-        with os.scandir(path) as entries:
-            return [each.name for each in entries if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
+    with suppress(OSError):
+        here = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+        try:
+            with os.scandir(here) as entries:
+                yield from (
+                    each.name for each in entries if NAME.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+                )
+        finally:
+            os.close(here)
 
 
 @contextmanager

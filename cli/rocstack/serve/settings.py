@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from rocstack.base.document import read_text
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.server_address import Address, ServerAddress
-from rocstack.base.words import Value
+from rocstack.base.words import PlainUrl, Value
 
 Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,1000}$")]
@@ -32,6 +32,13 @@ class EngineChoice(Value):
     log: Absolute | None = None  # default: standard error of the gateway
 
 
+class PeopleOfService(Value):
+    """rocstack's service, which says whose a person's own Slurm token is."""
+
+    url: PlainUrl
+    ca: Absolute | None = None  # PEM of its CA; default: the machine's
+
+
 class ServeSettings(ServerAddress):
     model: Absolute  # folder of the base model, with its weights as safetensors
     name: Model | None = None  # of the base model in requests; default: the folder's
@@ -40,6 +47,8 @@ class ServeSettings(ServerAddress):
     certificate: Absolute | None = None
     key: Absolute | None = None
     tokens: Absolute | None = None  # file of users and the sha256 of their tokens; without one: everybody, on loopback
+    people: PeopleOfService | None = None  # in their place
+    announce: Absolute | None = None  # or a file to be made: port, token and certificate, for whoever may read it
     sources: tuple[AdapterSource, ...] = ()
     state: Absolute  # a folder of the gateway's own: copies of loaded adapters, the engine's socket
     max_rank: int = 64
@@ -60,11 +69,17 @@ class ServeSettings(ServerAddress):
             raise ValueError(f"max_rank is one of {', '.join(map(str, RANKS))}")
         if self.active > self.resident:
             raise ValueError("active adapters are among the resident ones: active can't be more than resident")
-        if not self.on_loopback:
+        if sum(each is not None for each in (self.tokens, self.people, self.announce)) > 1:
+            raise ValueError("tokens, people and announce each say who may ask: choose one")
+        if self.announce and self.tls:
+            raise ValueError("announce makes a certificate of its own: leave out certificate and key")
+        if self.port == 0 and not self.announce:
+            raise ValueError("port 0 is any that is free, which nobody would know: it needs announce")
+        if not self.on_loopback and not self.announce:
             if not self.tls:
                 raise ValueError(f"{self.listen} is no loopback address: it needs a certificate and a key")
-            if self.tokens is None:
-                raise ValueError(f"{self.listen} is no loopback address: it needs a file of tokens")
+            if self.tokens is None and self.people is None:
+                raise ValueError(f"{self.listen} is no loopback address: it needs a file of tokens, or people")
         return self
 
     @property

@@ -17,7 +17,16 @@ from starlette.exceptions import HTTPException
 from rocstack import base
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
-from rocstack.service import failures, page_forms, routes_cluster, routes_files, routes_jobs, routes_tuning
+from rocstack.service import (
+    failures,
+    page_try,
+    routes_cluster,
+    routes_files,
+    routes_jobs,
+    routes_serving,
+    routes_tuning,
+)
+from rocstack.service.body_limit import BodyLimit
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import AnswerLost
@@ -58,10 +67,11 @@ def make(service: Service) -> FastAPI:
     )
     app.state.service, app.state.numbers = service, Numbers()
     _errors(app)
+    app.add_middleware(BodyLimit)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_cluster, page_forms):  # forms are of the page
-        app.include_router(routes.router)
+    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_try):
+        app.include_router(routes.router)  # page_try's is that of the whole page
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
 
@@ -127,11 +137,11 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        code = {404: "no-such-page", 405: "no-such-method"}.get(error.status_code, "bad-request")
+        known = {404: "no-such-page", 405: "no-such-method", 413: "request-too-large"}
+        code = known.get(error.status_code, "bad-request")
         what = f"{request.method} {visible(request.url.path)[:200]}"
-        message = (
-            f"nothing is at {what}: /openapi.json has what there is" if code != "bad-request" else str(error.detail)
-        )
+        absent = error.status_code in (404, 405)
+        message = f"nothing is at {what}: /openapi.json has what there is" if absent else str(error.detail)
         body = failures.body(message, "invalid_request_error", code)
         return JSONResponse(body, error.status_code, error.headers)
 

@@ -10,7 +10,7 @@ from rocstack.base import document
 from rocstack.base.errors import BadInput
 from rocstack.base.server_address import Address, ServerAddress
 from rocstack.base.words import AtKey, FolderPath, PlainUrl, SlurmName, User, Value
-from rocstack.cluster.service import ClusterServiceLimits
+from rocstack.cluster.service import ClusterServiceLimits, SiteServer
 
 MIB = 1 << 20
 
@@ -30,6 +30,7 @@ class ServiceSettings(ServerAddress):
     database_password: str | None = None  # the file that has it
     users: dict[User, ServicePerson] = {}
     limits: ClusterServiceLimits = ClusterServiceLimits()
+    servers: tuple[SiteServer, ...] = ()
 
     @model_validator(mode="after")
     def _not_in_the_clear(self) -> Self:

@@ -10,6 +10,7 @@ from rocstack.service.failures import RequestRefused
 
 LONGEST = 16 << 20  # bytes of a line
 SHOWN = 5  # lines that are named
+KEYS = 1000  # that all lines together have
 ROLES = ("system", "user", "assistant", "developer")
 _TYPES: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
 
@@ -114,5 +115,7 @@ def _same_types(row: dict[str, Any], types: dict[str, str]) -> None:
         if value is None or key in ("messages", "text"):
             continue
         name = _TYPES.get(type(value), "an object")
+        if len(types) >= KEYS and key not in types:
+            raise _Wrong(f"the file has more than {KEYS} different keys")
         if types.setdefault(key, name) != name:
             raise _Wrong(f"'{visible(key[:30])}' is {name}, in the lines above {types[key]}")

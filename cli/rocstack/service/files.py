@@ -1,5 +1,6 @@
 """Files that train: streamed to the disk, counted against their owner's quota, and checked before they are there."""
 
+import asyncio
 import os
 import time
 from collections import Counter
@@ -35,6 +36,8 @@ class StoredFiles:
     storage: Storage
     limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
+    # A line of some MB takes hundreds of them when it is read: not forty at a time.
+    _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
 
     # files
     async def create(
@@ -165,7 +168,8 @@ class StoredFiles:
         self, caller: Caller, path: Path, name: str, purpose: str, also: Callable[[Session, str], None] | None = None
     ) -> dict[str, Any]:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
-        found = await anyio.to_thread.run_sync(_checked, path)
+        async with self._checking:
+            found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
         to = self.path(caller, key)
         row = StoredFile(

@@ -25,7 +25,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.job_rows import JobRows, event, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
-from rocstack.service.slurm_answers import SlurmJob, map_of, text, whole
+from rocstack.service.slurm_answers import ClusterNode, SlurmJob, map_of, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow
@@ -52,6 +52,7 @@ class Jobs:
     overlay: Path | None = None  # with the site's own recipes
     _fresh: dict[str, float] = field(default_factory=dict)
     _pools: tuple[float, list[Pool]] = (0.0, [])
+    _nodes: tuple[float, list[ClusterNode]] = (0.0, [])
 
     # recipes
     def recipes(self) -> dict[str, Recipe]:
@@ -300,13 +301,23 @@ class Jobs:
         return await self.handover.hand_over(caller, row)
 
     # the cluster
+    async def nodes(self, caller: Caller) -> list[ClusterNode]:
+        """As they were some seconds ago.
+
+        Raises:
+            Away
+        """
+        if self._nodes[0] < time.monotonic():
+            self._nodes = (time.monotonic() + POOLS_S, await self.slurm.nodes(caller.token))
+        return self._nodes[1]
+
     async def pools(self, caller: Caller) -> list[Pool]:
         """The partitions, as they were some seconds ago."""
         until, pools = self._pools
         if until > time.monotonic():
             return pools
         try:
-            parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.slurm.nodes(caller.token))
+            parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.nodes(caller))
         except Away:
             if pools:  # as they were last: then the job can be kept
                 return pools

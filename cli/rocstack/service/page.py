@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import visible
+from rocstack.base.text import visible, visible_lines
 from rocstack.service import failures, progress
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
@@ -69,7 +69,13 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"moment": _moment, "bytes": _size, "visible": visible, "path": lambda text: quote(text, safe="")}
+TEMPLATES.filters |= {
+    "moment": _moment,
+    "bytes": _size,
+    "visible": visible,
+    "lines": visible_lines,
+    "path": lambda text: quote(text, safe=""),
+}
 
 
 def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:

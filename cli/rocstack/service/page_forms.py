@@ -42,7 +42,7 @@ async def new_tuning(
 
 @router.post("/new/fine-tuning")
 async def create_tuning(request: Request, service: Serving, caller: Person) -> Response:
-    given = await _fields(request)
+    given = await fields(request)
     hyper = {name: given[name] for name in HYPER if given.get(name)}
     place = {name: given[name] for name in (*PLACES, "rank", "seq_len", "layout") if given.get(name)}
     body = {name: given[name] for name in ("model", "training_file", "validation_file", "suffix") if given.get(name)}
@@ -50,7 +50,7 @@ async def create_tuning(request: Request, service: Serving, caller: Person) -> R
         asked = TuningRequest.model_validate(body | {"hyperparameters": hyper, "rocstack": place})
         row = await service.tuning.create(caller, asked)
     except (ValidationError, RocstackError) as error:
-        return await _tuning_form(request, service, caller, given, _sentence(error), 400)
+        return await _tuning_form(request, service, caller, given, problem(error), 400)
     return RedirectResponse(f"/jobs/{quote(row.id)}", 303)
 
 
@@ -72,7 +72,7 @@ async def new_job(request: Request, service: Serving, caller: Person, name: str)
 
 @router.post("/new/{name}")
 async def create_job(request: Request, service: Serving, caller: Person, name: str) -> Response:
-    recipe, given = recipes.find(name, service.jobs.overlay), await _fields(request)
+    recipe, given = recipes.find(name, service.jobs.overlay), await fields(request)
     values: dict[str, Any] = {each: given[f"p.{each}"] for each in recipe.parameters if given.get(f"p.{each}")}
     place: dict[str, Any] = {each: given[each] for each in PLACES if given.get(each)}
     try:
@@ -80,7 +80,7 @@ async def create_job(request: Request, service: Serving, caller: Person, name: s
         body = JobBody(recipe=name, parameters=values, arguments=list(words), **place)
         row = await submit(service, caller, body)
     except (ValueError, RocstackError) as error:  # pydantic's is a ValueError
-        return _job_form(request, service, caller, recipe, given, _sentence(error), 400)
+        return _job_form(request, service, caller, recipe, given, problem(error), 400)
     return RedirectResponse(f"/jobs/{quote(row.id)}", 303)
 
 
@@ -126,7 +126,7 @@ async def size(
             asked = {name: value for name, value in given.items() if value}
             found = (await sized(service, caller, SizeBody.model_validate(asked))).to_dict()
         except (ValidationError, RocstackError) as error:
-            message = _sentence(error)
+            message = problem(error)
     part = "size-part" if request.headers.get("hx-request") else "size"
     bases = (each["id"] for each in await service.models.all(caller) if not each["job"])
     names = sorted({*known_models.names(), *bases})
@@ -134,7 +134,7 @@ async def size(
     return draw(request, part, found=found, message=message, **more)
 
 
-def _sentence(error: Exception) -> str:
+def problem(error: Exception) -> str:
     if isinstance(error, RocstackError):
         return failures.sentence(error)
     if isinstance(error, ValidationError):
@@ -144,7 +144,7 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-async def _fields(request: Request) -> dict[str, str]:
+async def fields(request: Request) -> dict[str, str]:
     """
     Raises:
         RequestRefused: as Starlette's form; more than a form of ours has.

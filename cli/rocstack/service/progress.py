@@ -1,8 +1,10 @@
 """What a job's files say: its log, the numbers of its steps, its checkpoints. The job's owner writes them: data."""
 
 import json
-import math
+import os
 import re
+import threading
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,15 @@ from rocstack.service.storage import Storage
 
 LOG, METRICS, CHECKPOINTS = "log", "metrics.jsonl", "checkpoints"
 PIECE = 1 << 18  # bytes of a log in one answer
-READ = 64 << 20  # bytes of metrics that are read
+READ, STEPS = 16 << 20, 50_000  # bytes of metrics that are read, and steps, both the newest
+LARGEST = 1e30  # of a number that is shown: sums and squares of it are numbers, too
+FILES, ROWS = 64, 200_000  # of metrics that are kept at most: files, and rows of all
 NUMBERS = (
     *("loss", "eval_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "step_ms", "comm_ms"),
     *("memory_mb", "sent_mb", "mfu"),
 )
+_LOCK = threading.Lock()
+_KNOWN: dict[tuple[str, str, str], tuple[tuple[int, int, int], list[dict[str, Any]]]] = {}  # the last used one last
 _STEP = re.compile(r"step-(\d{1,12})")
 
 
@@ -46,16 +52,36 @@ def log(storage: Storage, caller: Caller, job: str, offset: int, most: int = PIE
 
 
 def metrics(storage: Storage, caller: Caller, job: str, after: int = 0) -> list[dict[str, Any]]:
-    """The numbers of each step after that one, ascending; a step that was made twice counts as it was made last."""
+    """The numbers of each step after that one, ascending; a step that was made twice counts as it was made last. Of
+    very many those that were written last: whoever may write such a file could fill the memory of all. Many look at one
+    job, so what was read stays until the file changes: the rows are nobody's to change."""
     try:
         with storage.opened(caller, "jobs", job, METRICS) as file:
-            data = file.read(READ)
+            about, place = os.fstat(file.fileno()), (str(storage.root), caller.name, job)
+            stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
+            with _LOCK:
+                known = _KNOWN.pop(place, None)
+            if known is None or known[0] != stamp:
+                file.seek(max(0, file.seek(0, 2) - READ))  # amid a line: that one is no JSON
+                known = stamp, _steps(file.read(READ))
     except FileNotFoundError:
         return []
+    with _LOCK:
+        _KNOWN[place] = known
+        while len(_KNOWN) > FILES or (len(_KNOWN) > 1 and sum(len(rows) for _, rows in _KNOWN.values()) > ROWS):
+            _KNOWN.pop(next(iter(_KNOWN)))
+    rows = known[1]
+    return rows[bisect_right(rows, after, key=lambda row: row["step"]) :]
+
+
+def _steps(data: bytes) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for line in data.split(b"\n"):
-        if (row := _row(line)) is not None and row["step"] > after:
+    for line in reversed(data.split(b"\n")):
+        row = _row(line)
+        if row is not None and row["step"] not in found:
             found[row["step"]] = row
+            if len(found) >= STEPS:
+                break
     return [found[step] for step in sorted(found)]
 
 
@@ -83,7 +109,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: object) -> float | int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         return None
     return value
 

@@ -6,6 +6,7 @@ import anyio.to_thread
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
+from rocstack.client.answers import ListOf, NodeAnswer, QosAnswer, ReservationAnswer
 from rocstack.service.identity import Caller
 from rocstack.service.routes import Person, Serving, page
 from rocstack.service.service import Service
@@ -40,19 +41,19 @@ class SizeBody(BaseModel):
     recompute: Literal["auto", "none", "layers"] = "auto"
 
 
-@router.get("/nodes", tags=["cluster"], summary="Nodes and their state")
+@router.get("/nodes", tags=["cluster"], summary="Nodes and their state", response_model=ListOf[NodeAnswer])
 async def nodes(service: Serving, caller: Person) -> dict[str, Any]:
     found = await service.slurm.nodes(caller.token)
     return page([each.to_dict() | {"id": each.name, "object": "node", "usable": each.usable} for each in found], False)
 
 
-@router.get("/qos", tags=["cluster"], summary="Qualities of service")
+@router.get("/qos", tags=["cluster"], summary="Qualities of service", response_model=ListOf[QosAnswer])
 async def qos(service: Serving, caller: Person) -> dict[str, Any]:
     found = await service.slurm.qos(caller.token)
     return page([each.to_dict() | {"id": each.name, "object": "qos"} for each in found], False)
 
 
-@router.get("/reservations", tags=["cluster"], summary="Reserved nodes")
+@router.get("/reservations", tags=["cluster"], summary="Reserved nodes", response_model=ListOf[ReservationAnswer])
 async def reservations(service: Serving, caller: Person) -> dict[str, Any]:
     found = await service.slurm.reservations(caller.token)
     return page([each.to_dict() | {"id": each.name, "object": "reservation"} for each in found], False)

@@ -1,6 +1,7 @@
 """`/v1/recipes` and `/v1/jobs`: jobs of any recipe, with their log and the numbers of their steps."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,6 +10,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from rocstack.client.answers import JobEventAnswer, ListOf, LogAnswer, RecipeAnswer, ServiceJob, StepsAnswer
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import progress
@@ -45,18 +47,20 @@ class JobBody(BaseModel):
     spare: Annotated[int, Field(ge=0, le=65536)] = 0
 
 
-@router.get("/recipes", tags=["jobs"], summary="Kinds of jobs, with their typed parameters")
+@router.get(
+    "/recipes", tags=["jobs"], summary="Kinds of jobs, with their typed parameters", response_model=ListOf[RecipeAnswer]
+)
 async def list_recipes(service: Serving, caller: Person) -> dict[str, Any]:
     rows = [recipe_to_dict(each) for each in service.jobs.recipes().values()]
     return page(rows, False)
 
 
-@router.get("/recipes/{name}", tags=["jobs"], summary="One kind of job")
+@router.get("/recipes/{name}", tags=["jobs"], summary="One kind of job", response_model=RecipeAnswer)
 async def get_recipe(service: Serving, caller: Person, name: str) -> dict[str, Any]:
     return recipe_to_dict(recipes.find(name, service.jobs.overlay))
 
 
-@router.post("/jobs", tags=["jobs"], summary="Submit a job")
+@router.post("/jobs", tags=["jobs"], summary="Submit a job", response_model=ServiceJob)
 async def create_job(service: Serving, caller: Person, body: JobBody) -> dict[str, Any]:
     """It runs in a folder of its own on the shared file system, where its log is, too."""
     return to_dict(await submit(service, caller, body))
@@ -73,31 +77,44 @@ async def submit(service: Service, caller: Caller, body: JobBody) -> Any:
     return await service.jobs.create(caller, RECIPE, body.recipe, asked, plan)
 
 
-@router.get("/jobs", tags=["jobs"], summary="List jobs, the newest first; of one that waits, why")
+@router.get(
+    "/jobs",
+    tags=["jobs"],
+    summary="List jobs, the newest first; of one that waits, why",
+    response_model=ListOf[ServiceJob],
+)
 async def list_jobs(
     service: Serving,
     caller: Person,
     after: After = None,
     limit: Limit = 20,
     status: Annotated[list[Status] | None, Query(description="Only those; may be repeated")] = None,
-    kind: Literal["recipe", "fine_tuning"] | None = None,
+    kind: Literal["recipe", "fine_tuning", "serving"] | None = None,
 ) -> dict[str, Any]:
     rows, more = await service.jobs.page(caller, kind, status or (), after, limit)
     return page([to_dict(row) for row in rows], more)
 
 
-@router.get("/jobs/{job}", tags=["jobs"], summary="Show a job")
+@router.get("/jobs/{job}", tags=["jobs"], summary="Show a job", response_model=ServiceJob)
 async def get_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     return to_dict(await service.jobs.get(caller, job))
 
 
-@router.get("/jobs/{job}/events", tags=["jobs"], summary="What happened to a job, the oldest first")
+@router.get(
+    "/jobs/{job}/events",
+    tags=["jobs"],
+    summary="What happened to a job, the oldest first",
+    response_model=ListOf[JobEventAnswer],
+)
 async def job_events(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     rows = await service.jobs.rows.events(caller, job)
     return page([{"id": str(row.id), "at": row.at, "level": row.level, "message": row.message} for row in rows], False)
 
 
-@router.get("/jobs/{job}/log", tags=["jobs"], summary="A piece of a job's log, or all as it comes")
+@router.get(
+    "/jobs/{job}/log", tags=["jobs"], summary="A piece of a job's log, or all as it comes", response_model=None,
+    responses={200: {"model": LogAnswer}},
+)  # fmt: skip
 async def job_log(
     request: Request,
     service: Serving,
@@ -111,7 +128,8 @@ async def job_log(
     await service.jobs.rows.own(caller, job)
     if stream_ or wants_stream(request):
         last = request.headers.get("last-event-id", "")
-        return stream(log_pieces(service, caller, job, int(last) if last.isdigit() else offset), service)
+        begin = int(last) if re.fullmatch(r"[0-9]{1,15}", last) else offset
+        return stream(log_pieces(service, caller, job, begin), service)
     piece = await anyio.to_thread.run_sync(progress.log, service.storage, caller, job, offset, limit)
     return piece.to_dict()
 
@@ -133,7 +151,7 @@ async def log_pieces(service: Service, caller: Caller, job: str, offset: int) ->
         await asyncio.sleep(LOOK_S)
 
 
-@router.get("/jobs/{job}/metrics", tags=["jobs"], summary="The numbers of each step")
+@router.get("/jobs/{job}/metrics", tags=["jobs"], summary="The numbers of each step", response_model=StepsAnswer)
 async def job_metrics(
     service: Serving,
     caller: Person,
@@ -146,12 +164,14 @@ async def job_metrics(
     return {"object": "list", "data": rows[:limit], "has_more": len(rows) > limit}
 
 
-@router.post("/jobs/{job}/cancel", tags=["jobs"], summary="End a job, or take it out of the queue")
+@router.post(
+    "/jobs/{job}/cancel", tags=["jobs"], summary="End a job, or take it out of the queue", response_model=ServiceJob
+)
 async def cancel_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     return to_dict(await service.jobs.cancel(caller, job))
 
 
-@router.post("/jobs/{job}/requeue", tags=["jobs"], summary="End a job and run it once more")
+@router.post("/jobs/{job}/requeue", tags=["jobs"], summary="End a job and run it once more", response_model=ServiceJob)
 async def requeue_job(service: Serving, caller: Person, job: str) -> dict[str, Any]:
     """With checkpoints it goes on from the newest."""
     return to_dict(await service.jobs.requeue(caller, job))

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from rocstack.service import evaluation
 from rocstack.service.jobs import TUNING
 from rocstack.service.routes import After, Limit, Person, Serving, cut, page, stream, wants_stream
 from rocstack.service.tuning import TuningRequest, to_dict
@@ -81,6 +82,12 @@ async def train_status(service: Serving, caller: Person, job: str) -> dict[str, 
     own = to_dict(row, service.settings.cluster)
     words = {"succeeded": "COMPLETED", "validating_files": "QUEUED"}
     return own | {"job_id": own["id"], "status": words.get(own["status"], str(own["status"]).upper())}
+
+
+@router.get(f"{TRAIN}/{{job}}/eval", tags=["Lamini's names"], summary="What it says beside its base model")
+async def train_eval(service: Serving, caller: Person, job: str) -> dict[str, Any]:
+    """To the first conversations of its validation file, else of the file that it was trained on."""
+    return await evaluation.evaluate(service, caller, await service.tuning.get(caller, job))
 
 
 @router.get(TRAIN, tags=["Lamini's names"], summary="List jobs", operation_id="train_list")

@@ -17,6 +17,7 @@ from rocstack.service.identity import Doorkeeper
 from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
+from rocstack.service.serving import ModelServers
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
 from rocstack.service.tuning import Tuning
@@ -37,6 +38,7 @@ class Service:
     models: Models
     jobs: Jobs
     tuning: Tuning
+    servers: ModelServers
     door: Doorkeeper
     stopping: asyncio.Event
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -59,8 +61,11 @@ class Service:
         jobs = Jobs(rows, storage, slurm, handover, models, settings.limits, overlay)
         stopping = asyncio.Event()
         tuning = Tuning(settings, jobs, files, models, stopping)
+        servers = ModelServers(settings, jobs, models, storage)
         door = Doorkeeper(slurm, settings.users)
-        return cls(settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, door, stopping)
+        return cls(
+            settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, door, stopping
+        )  # fmt: skip
 
     def start(self) -> None:
         self._tasks = [

@@ -106,6 +106,7 @@ class SlurmJob:
 @dataclass(frozen=True)
 class ClusterNode:
     name: str
+    address: str
     state: tuple[str, ...]
     reason: str  # why it is drained or down
     partitions: tuple[str, ...]
@@ -126,6 +127,7 @@ class ClusterNode:
     def of(cls, row: Mapping[str, Any]) -> "ClusterNode":
         return cls(
             name=text(row.get("name")),
+            address=text(row.get("address")) or text(row.get("name")),
             state=words(row.get("state")),
             reason=text(row.get("reason")),
             partitions=words(row.get("partitions")),

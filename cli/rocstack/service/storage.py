@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,7 @@ from rocstack.base.errors import Missing
 from rocstack.service.failures import NotThere, TooBig
 from rocstack.service.identity import Caller
 
+LISTED = 10_000  # names of a folder
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -116,13 +118,14 @@ class Storage:
                 yield stream
 
     def listed(self, caller: Caller, *parts: str) -> list[tuple[str, float]]:
-        """Names in a folder below DATA/USER and when they were changed; nothing where there is none."""
+        """Names in a folder below DATA/USER and when they were changed, of very many only some; nothing where there is
+        none."""
         try:
-            with self._folder(caller, parts) as folder:
+            with self._folder(caller, parts) as folder, os.scandir(folder) as entries:
                 found = []
-                for name in os.listdir(folder)[:100_000]:
+                for each in islice(entries, LISTED):
                     with suppress(OSError):
-                        found.append((name, os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime))
+                        found.append((each.name, each.stat(follow_symlinks=False).st_mtime))
                 return sorted(found)
         except OSError:
             return []

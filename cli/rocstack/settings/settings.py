@@ -1,18 +1,20 @@
 """Settings: flag > ROCSTACK_* variable > rocstack.yml > default."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from rocstack.base import document, image_names
+from rocstack.base import document, image_names, paths
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
 from rocstack.base.image_names import registry_text
 from rocstack.base.levels import Level
+from rocstack.base.text import distance, plain, shortened
 from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
@@ -20,7 +22,6 @@ from rocstack.stack import stack
 from rocstack.stack.stack import AptRepository
 
 FILE = "rocstack.yml"
-OTHER_NAMES = ("rocstack.yaml", "rockstack.yml", "rocstack.yml.yml", ".rocstack.yml", "Rocstack.yml")
 PREFIX = "ROCSTACK_"
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -38,34 +39,38 @@ def _some(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    if text and not Path(text).expanduser().is_dir():
-        raise ValueError(f"no folder {text}")
+    if text and not paths.there(text, Path.is_dir):
+        raise ValueError(f"no folder {shortened(text)}")
     return text
 
 
 def _file(text: str) -> str:
-    try:
-        there = not text or Path(text).expanduser().is_file()
-    except RuntimeError:  # nobody's home
-        there = False
-    if not there:
-        raise ValueError(f"no file {text}")
+    if text and not paths.there(text, Path.is_file):
+        raise ValueError(f"no file {shortened(text)}")
     return text
 
 
 class TrustPolicy(Value):
-    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing."""
+    """What `deploy` asks of an image before any node gets it. Without keys it asks nothing. Locks are
+    read, and the history of deploys, only as these keys signed them."""
 
     keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
     require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
+    operators: tuple[
+        Annotated[str, AfterValidator(_file)], ...
+    ] = ()  # public keys of the history's lines; default: keys
+    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the history
+    password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
 
     @model_validator(mode="after")
     def _needs_keys(self) -> Self:
         if not self.keys and (self.level is not None or self.registry):
             raise ValueError("nothing is checked without keys: name the release's public keys in trust.keys")
+        if bool(self.sign) != bool(self.password_file):
+            raise ValueError("`sign` and `password_file` belong together: a deploy asks for no password")
         return self
 
 
@@ -151,10 +156,9 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
         BadInput: an unknown or wrong setting, with the place it came from.
     """
     file = folder / FILE
-    for other in OTHER_NAMES:
-        if (folder / other).exists() and not file.exists():
-            raise BadInput.of("settings-elsewhere", folder / other, name=other, file=FILE)
-    doc = document.read(file) if file.exists() else document.Document(str(file), {})
+    doc = document.read(file) if os.path.lexists(file) else document.Document(str(file), {})
+    if not os.path.lexists(file):
+        _refuse_other_names(folder)
     known = Settings.model_fields
     own = doc.data
     for key in own:
@@ -195,7 +199,9 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], folder: Path) -> tupl
             told.args = (told.what,)
             raise told from None
         why = _without_password(document.sentence(first, Settings))
-        value = repr(setting.value) if isinstance(setting.value, str) else json.dumps(setting.value, default=str)
+        value = (
+            repr(shortened(setting.value)) if isinstance(setting.value, str) else json.dumps(setting.value, default=str)
+        )
         raise BadInput.of("bad-setting", Where(setting.source), name=name, value=value, why=why) from None
 
 
@@ -223,6 +229,15 @@ def placed(folder: Path) -> Iterator[None]:
         if error.keys and not error.where and file.exists():
             error.where = document.read(file).where(error.keys)
         raise
+
+
+def _refuse_other_names(folder: Path) -> None:
+    """Of a file that is meant to be rocstack.yml, but for its ending, capitals or a letter."""
+    with suppress(OSError):
+        for other in sorted(each.name for each in folder.iterdir() if not each.name.endswith("~") and each.is_file()):
+            word = plain(other).strip(".").removesuffix(".txt").replace(".yml.yml", ".yml")
+            if any(distance(word, known, 2) <= 1 for known in (FILE, "rocstack.yaml")):
+                raise BadInput.of("settings-elsewhere", folder / other, name=other, file=FILE)
 
 
 def _without_password(value: Any) -> Any:

@@ -26,6 +26,7 @@ from rocstack.base.words import (
     PciId,
     Value,
     Version,
+    word,
 )
 from rocstack.stack.stack import FURTHER as FURTHER
 from rocstack.stack.stack import ROLES as ROLES
@@ -122,7 +123,7 @@ class RcclPlugin(Value):
 class CardNeed(Value):
     """A card that rdma-core's own provider drives only from a release on."""
 
-    rdma_core: Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3})?$")]
+    rdma_core: Annotated[str, word(r"[0-9]{1,3}(\.[0-9]{1,3})?", "a release of rdma-core such as 50 or 50.1")]
     source: Line
 
 

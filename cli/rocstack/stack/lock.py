@@ -180,6 +180,8 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
         return None
     if stack.roles[0] in FURTHER:
         own = lock.further.get(stack.roles[0])
+        if own is None and lock.definition == definition_digest(stack):
+            own = lock  # as the image's own provenance has it
         if own is None:
             return None
         lock = own

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rocstack.base import document
 from rocstack.base.errors import BadInput, Where, did_you_mean, hinted, nearest
-from rocstack.base.words import Package
+from rocstack.base.words import Package, Value
 from rocstack.stack.component import LISTS, ROLES, Role
 
 OPERATIONS = ("append", "remove", "override")
@@ -130,6 +130,6 @@ def _change(doc: document.Document, key: str, value: Any) -> OverlayChange:
         packages = _PACKAGES.validate_python(tuple(value) if isinstance(value, list) else value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        problem = first["msg"].removeprefix("Value error, ") if first["loc"] else "must be a list of packages: [a, b]"
+        problem = document.sentence(first, Value) if first["loc"] else "must be a list of packages: [a, b]"
         raise BadInput.of("bad-override", doc.where((key, *first["loc"])), key=key, problem=problem) from None
     return OverlayChange(match["component"].replace("_", "-"), match["list"], match["op"], packages, where)

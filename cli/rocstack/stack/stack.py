@@ -280,7 +280,7 @@ class Stack(Value):
         try:
             chosen = TypeAdapter(GfxTargets).validate_python(gfx)
         except ValidationError as error:
-            problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+            problem = document.sentence(error.errors()[0], Value)
             raise BadInput.of("bad-gfx", gfx=",".join(gfx), problem=problem) from None
         return self.model_copy(update={"gfx": chosen, "gfx_also": ()})
 

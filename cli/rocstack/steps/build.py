@@ -10,9 +10,10 @@ from typing import Any
 import docker
 
 from rocstack.base.errors import BadInput, hinted
+from rocstack.base.text import count
 from rocstack.edge import engine, files
 from rocstack.image import base_image as bases
-from rocstack.image import base_reader, pinning, sources
+from rocstack.image import base_reader, kept_packages, pinning, sources
 from rocstack.image import render as renderer
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build import Build, image_name, write_report
@@ -28,6 +29,9 @@ from rocstack.stack.resolve import Resolved
 from rocstack.steps.image_plan import ImagePlan, join, plan_image, plan_on_top, refuse_base, refuse_broken
 from rocstack.steps.options import BuildOptions, LockOptions, Note, ignore, settings
 from rocstack.steps.outdated import Upgrade, plan_upgrade, upgraded
+from rocstack.steps.release_access import Password, file_key, no_password
+from rocstack.trust import files as signatures
+from rocstack.trust.keys import SigningKey
 
 
 class BuildEvents:
@@ -90,6 +94,11 @@ def build_images(
     # Whatever can be refused without the engine is refused first.
     plan = plan_image(options, chosen, events.note)
     chosen = plan.settings
+    if options.keep_packages:
+        kept_packages.refuse_place(options.keep_packages)
+    if options.packages:
+        chosen = _with_packages(options, chosen, plan.lock)
+        plan = replace(plan, settings=chosen)
     roles = tuple(role for role in plan.resolved.stack.roles if not options.role or role == options.role)
     if not roles:
         raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
@@ -125,6 +134,8 @@ def build_images(
         renderer.require_lock(plan.resolved, plan.lock)
         if chosen.sources:  # what was pinned is what the build is given
             sources.check(plan.resolved, plan.lock, folder)
+    if options.keep_packages:
+        _keep(plan, start, options.keep_packages, events.note)
     if prefix:
         plan = replace(plan, settings=plan.settings.model_copy(update={"image_prefix": prefix}))
     report = _run(options, events, plan, client, start, roles, given)
@@ -132,6 +143,29 @@ def build_images(
         report = push_images(client, report, chosen, move_tags=options.move_tags, say=events.note)
         write_report(plan.folder, report)
     return report
+
+
+def _with_packages(options: BuildOptions, chosen: Settings, lock: Lock | None) -> Settings:
+    """The settings of a build from kept packages, among which may be archives.
+
+    Raises:
+        BadInput: no such folder, or one that lacks something.
+    """
+    assert options.packages is not None
+    if options.keep_packages:
+        raise BadInput.of("no-combination", why="--packages takes what --keep-packages keeps: give one of them")
+    kept_packages.check(options.packages, lock)
+    archives = options.packages / kept_packages.SOURCES
+    if chosen.sources or not archives.is_dir():
+        return chosen
+    return chosen.model_copy(update={"sources": str(archives)})
+
+
+def _keep(plan: ImagePlan, start: BaseImage, folder: Path, note: Note) -> None:
+    dockerfile = plan.render().files["Dockerfile"].data.decode()
+    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, site.of(plan.settings), folder, note)
+    parts = [count(kept.debs, "package"), count(kept.wheels, "wheel"), count(kept.archives, "archive")]
+    note(f"{folder}: {', '.join(parts)}, {kept.size / 1e6:.0f} MB, {kept.new} files new")
 
 
 def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: Note) -> Lock:
@@ -146,6 +180,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
     made = _make(join(plan.settings, methods=options.methods, role=options.role).resolved, start, plan.settings)
     files.write(file, made.to_text())
+    signatures.sign(file, None)
     wheels, archives = len(made.wheels), len(made.sources)
     note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
     said = {repository.name for repository in own.repositories if repository.key_sha256}
@@ -182,7 +217,10 @@ def _on_top(options: BuildOptions, events: BuildEvents) -> BuildReport:
         BadInput: an option that such an image has no use for; no image can be built on that one.
         Missing, CheckFailed: as `build`.
     """
-    others = ("stack", "role", "methods", "gfx", "base", "base_image", "sources", "frozen", "push", "tag", "move_tags")
+    others = (
+        *("stack", "role", "methods", "gfx", "base", "base_image", "sources", "packages", "keep_packages", "frozen"),
+        *("push", "tag", "move_tags"),
+    )
     unfit = next((name for name in others if getattr(options, name)), None)
     if unfit:
         flag = "--with" if unfit == "methods" else f"--{unfit.replace('_', '-')}"
@@ -220,6 +258,7 @@ def _run(
         folder=plan.folder,
         roles=roles,
         sources=archives,
+        packages=packages.absolute() if (packages := options.packages or options.keep_packages) else None,
         nodes=plan.nodes,
         why=plan.why,
         rehearsal=" and ".join(plan.lacks),
@@ -239,15 +278,18 @@ class Locked:
     file: Path
     changes: tuple[Drift, ...] = ()
     upgrade: Upgrade | None = None
+    signature: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         changes = [change.model_dump() for change in self.changes]
         upgrade = {"upgrade": self.upgrade.to_dict()} if self.upgrade else {}
-        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes, **upgrade}
+        signed = {"signature": str(self.signature)} if self.signature else {}
+        return {"file": str(self.file), "digest": self.lock.digest(), "changes": changes, **signed, **upgrade}
 
 
-def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
-    """Resolves a stack, pins every package, wheel and source, and writes the lock; with `upgrade` the stack's file too.
+def lock(options: LockOptions = LockOptions(), note: Note = ignore, password: Password = no_password) -> Locked:
+    """Resolves a stack, pins every package, wheel and source, and writes the lock; with `upgrade` the stack's file too,
+    and with `sign` a signature beside the lock. `password` asks for that of the key.
 
     Raises:
         BadInput: something is wrong with stack, NIC, overlay or rules; the file can't be written there; the stack isn't
@@ -256,16 +298,23 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore) -> Locked:
         Missing: no engine.
     """
     _refuse_place(options.to)
+    if options.keep_packages:
+        kept_packages.refuse_place(options.keep_packages)
+    key = file_key(options.sign, options.password_file, password)  # what is wrong with it is said before the work
     chosen = settings(options)
     if not options.upgrade:
         if options.only:
             raise BadInput.of("only-with-upgrade", name=options.only[0])
-        return _lock(options, chosen, note)
+        return _signed(_lock(options, chosen, note), key)
     upgrade = plan_upgrade(options, note)
     with tempfile.TemporaryDirectory(prefix="rocstack-") as folder:
         if upgrade.changes:
             chosen = upgraded(chosen, upgrade, Path(folder))
-        return replace(_lock(options, chosen, note, upgrade), upgrade=upgrade)
+        return _signed(replace(_lock(options, chosen, note, upgrade), upgrade=upgrade), key)
+
+
+def _signed(made: Locked, key: SigningKey | None) -> Locked:
+    return replace(made, signature=signatures.sign(made.file, key))
 
 
 def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade | None = None) -> Locked:
@@ -276,8 +325,16 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
         sources.pinned(value, Path(chosen.sources).expanduser())
     client = engine.connect()
     start = bases.ensure(client, value.stack, chosen, note)
+    if options.keep_packages and value.needs_reading:
+        why = "what this stack takes is known when its base was read: `rocstack build --keep-packages` keeps it"
+        raise BadInput.of("no-combination", why=why)
     made = _make(value, start, chosen)
     further = {role: _make(join(chosen, role=role).resolved, start, chosen) for role in value.stack.further}
+    if options.keep_packages:
+        plans = [(plan, made), *((join(chosen, role=role), further[role]) for role in further)]
+        for own, lock in plans:
+            based = own.resolved.model_copy(update={"base": start.reference})
+            _keep(replace(own, resolved=based, lock=lock), start, options.keep_packages, note)
     made = made.model_copy(update={"further": further})
     for path in (shipped(value.stack), options.to):
         before = None

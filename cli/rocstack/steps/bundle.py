@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -22,14 +21,15 @@ from rocstack.bundle.kit import make_kit
 from rocstack.bundle.needed import BundleBlobs
 from rocstack.bundle.write import write
 from rocstack.deploy.read import trusted
-from rocstack.edge import engine, files
+from rocstack.edge import engine
 from rocstack.release.plan import LATEST, ReleaseFile
 from rocstack.release.record import ReleaseRecord
 from rocstack.release.site import REQUIRED
 from rocstack.steps.options import Note, ignore, settings
-from rocstack.steps.release_access import Password, open_site, read_password, trusted_keys
+from rocstack.steps.release_access import Password, file_key, open_site, trusted_keys
 from rocstack.steps.release_options import BundleInstallOptions, BundleOptions
-from rocstack.trust.keys import PublicKey, SigningKey
+from rocstack.trust import files as signatures
+from rocstack.trust.keys import PublicKey
 
 
 def quiet(done: int, whole: int) -> None:
@@ -97,7 +97,7 @@ def bundle(
     file = None if stated and not options.file.exists() else ReleaseFile.load(options.file)
     chosen = settings()
     earlier = read_record(options.since) if options.since else None
-    key = _signing_key(options, password)
+    key = file_key(options.sign, options.password_file, password)
     with open_site(file, options.registry, chosen, trusted_keys(file, options.key), note) as site:
         note(f"proving release {options.release or LATEST} in {site.target}")
         content = collect(site, options.release or LATEST)
@@ -106,13 +106,9 @@ def bundle(
         note(f"writing {options.out}")
         size, sha256 = write(options.out, made.record, made.script, made.parts, progress)
     left_out = sum(each.size for each in made.record.absent)
-    signature = options.out.with_name(options.out.name + ".sig")
-    if key:
-        files.write(signature, base64.b64encode(key.sign_digest(bytes.fromhex(sha256))).decode() + "\n")
-    else:
-        signature.unlink(missing_ok=True)  # of another file
+    signature = signatures.sign(options.out, key, bytes.fromhex(sha256))
     return WrittenBundle(
-        options.out, made.record, size, sha256, made.kit, made.layers, left_out, signature if key else None
+        options.out, made.record, size, sha256, made.kit, made.layers, left_out, signature
     )  # fmt: skip
 
 
@@ -158,17 +154,6 @@ def _loaded(
         source = checked.layout.role(image.role)
         trusted.keep(Path(chosen.out) / "trust", source, image.id, image.digest, keys, REQUIRED)
     return loaded
-
-
-def _signing_key(options: BundleOptions, password: Password) -> SigningKey | None:
-    """
-    Raises:
-        BadInput: it isn't there, or can't be used.
-    """
-    if options.sign is None:
-        return None
-    secret = read_password(options.password_file) if options.password_file else password()
-    return SigningKey.load(options.sign, secret)
 
 
 def _keys(options: BundleInstallOptions) -> Sequence[PublicKey]:

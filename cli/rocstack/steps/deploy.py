@@ -32,9 +32,9 @@ from rocstack.image.build_report import with_built_stack
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.registry_http import RegistryHttp, as_own_engine
 from rocstack.registry.repository import Repository
-from rocstack.settings.settings import Settings, of_setting, placed
+from rocstack.settings.settings import Settings, placed
 from rocstack.steps.options import DeployOptions, Note, RollbackOptions, StatusOptions, ignore, inventory_path, settings
-from rocstack.trust.keys import PublicKey
+from rocstack.steps.trust_policy import history_keys, history_signer, policy_keys
 
 ROLLOUT = ("canary", "wave", "drain_timeout", "requeue", "failures")  # options that stand in `cluster.rollout`
 
@@ -104,14 +104,17 @@ def status(options: StatusOptions = StatusOptions()) -> Status:
 
 
 def history(options: StatusOptions = StatusOptions()) -> DeployHistory:
-    """Who deployed, rolled back, took down or restored the cluster, when and with what outcome. Changes nothing.
+    """Who deployed, rolled back, took down or restored the cluster, when and with what outcome, and which
+    key of the trust policy signed that. Changes nothing.
 
     Raises:
         BadInput, Missing, CheckFailed: the inventory is wrong; the control node isn't reached.
     """
-    nodes = inventories.load(inventory_path(settings(options), options.inventory))
+    chosen = settings(options)
+    keys = history_keys(chosen)
+    nodes = inventories.load(inventory_path(chosen, options.inventory))
     control = nodes.control.name
-    return histories.read(ssh.ssh_hosts(nodes.path, [control])[control])
+    return histories.read(ssh.ssh_hosts(nodes.path, [control])[control], keys)
 
 
 def log_file(chosen: Settings | None = None) -> Path:
@@ -188,6 +191,7 @@ def _request(options: DeployOptions | RollbackOptions, note: Note = ignore) -> t
         runs=Path(chosen.out) / "verify",
         trust=_trust_check(chosen),
         replaces=chosen.trust.replaces,
+        sign=history_signer(chosen),
     )
     return request, chosen
 
@@ -218,9 +222,7 @@ def _trust_check(chosen: Settings) -> TrustCheck | None:
     policy, where = chosen.trust, chosen.trust.registry or chosen.push
     if not policy.keys:
         return None
-    with of_setting(chosen, "trust", Path.cwd()):
-        keys = tuple(PublicKey.load(Path(name).expanduser()) for name in policy.keys)
-    folder = Path(chosen.out) / "trust"
+    keys, folder = policy_keys(chosen), Path(chosen.out) / "trust"
     if not where:  # a site without a registry has what a bundle brought
         return TrustCheck(keys, policy.require, policy.level, policy.replaces, None, folder)
 

@@ -55,6 +55,10 @@ class ServeOptions:
     tokens: Annotated[
         Path | None, Flag("File of users and the sha256 of their tokens; needed beyond loopback.", metavar="FILE")
     ] = None
+    people: Annotated[
+        str | None, Flag("Address of rocstack's service, which knows people by their Slurm tokens.", metavar="URL")
+    ] = None
+    people_ca: Annotated[Path | None, Flag("CA of the service's certificate (PEM).", metavar="FILE")] = None
     certificate: Annotated[Path | None, Flag("TLS certificate (PEM); needed beyond loopback.", metavar="FILE")] = None
     key: Annotated[Path | None, Flag("Its private key (PEM).", metavar="FILE")] = None
     max_rank: Annotated[int, Flag("Highest rank of an adapter.")] = 64

@@ -43,6 +43,18 @@ class Flag:
     completes: str = ""  # what the shell proposes, where that is not of the field's name
 
 
+Packages = Annotated[
+    Path | None,
+    Flag(
+        "Take packages and wheels from this folder, which --keep-packages made, instead of mirrors.", metavar="FOLDER"
+    ),
+]
+KeepPackages = Annotated[
+    Path | None,
+    Flag(
+        "Keep the packages and wheels in this folder, so that --packages can build from them later.", metavar="FOLDER"
+    ),
+]
 ClusterInventory = Annotated[
     Path | None, Flag("The cluster's inventory; default: the setting `inventory`.", ("--inventory",), "FILE")
 ]
@@ -186,6 +198,8 @@ class BuildOptions(ImageOptions):
     ] = ""
     base: Annotated[str | None, Flag("Where the base comes from: auto, registry or mmdebstrap.")] = None
     sources: Sources = None
+    packages: Packages = None
+    keep_packages: KeepPackages = None
     from_image: Annotated[
         str | None,
         Flag("Put only the NIC's layer, the gate's labels and the fabric's environment on this image.", ("--from",)),
@@ -211,7 +225,13 @@ class RenderOptions(ImageOptions):
 class LockOptions(StackOptions):
     methods: Methods = ()
     sources: Sources = None
+    keep_packages: KeepPackages = None
     to: Annotated[Path, Flag("File to write the lock to.")] = LOCK
+    sign: Annotated[
+        Path | None,
+        Flag("Private key to sign the lock with: writes FILE.sig, which openssl and cosign check.", metavar="KEY"),
+    ] = None
+    password_file: Annotated[Path | None, Flag("File with the password of that key; default: it is asked for.")] = None
     upgrade: Annotated[
         bool, Flag("First raise the versions in the stack's file to the newest that the rules and pip allow.")
     ] = False

@@ -13,12 +13,13 @@ from rocstack.image import newest, pinning
 from rocstack.settings import site
 from rocstack.settings.settings import Settings
 from rocstack.stack import newer, rules, stack
-from rocstack.stack.lock import Lock, for_stack, wheel_of
+from rocstack.stack.lock import Lock, wheel_of
 from rocstack.stack.newer import AptNews, Newer
 from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import Stack
 from rocstack.steps.image_plan import join, refuse_broken
 from rocstack.steps.options import LOCK, LockOptions, Note, OutdatedOptions, ignore, settings
+from rocstack.steps.trust_policy import trusted_lock
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def outdated(options: OutdatedOptions = OutdatedOptions(), note: Note = ignore) 
     chosen = settings(options)
     resolved = join(chosen, methods=options.methods).resolved
     own = resolved.stack
-    lock = for_stack(own, options.lock)
+    lock = trusted_lock(own, options.lock, chosen)
     if lock is None:
         raise BadInput.of("nothing-to-compare", stack=own.name)
     client = engine.connect()

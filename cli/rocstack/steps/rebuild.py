@@ -28,7 +28,7 @@ from rocstack.release.plan import ReleaseFile
 from rocstack.release.provenance import RecordedBuild, recorded_in
 from rocstack.release.sbom import packages_of
 from rocstack.release.site import REQUIRED
-from rocstack.settings.settings import Settings
+from rocstack.settings.settings import Settings, TrustPolicy
 from rocstack.steps.build import BuildEvents, build_images
 from rocstack.steps.options import BuildOptions, Note, settings
 from rocstack.steps.release_access import trusted_keys
@@ -122,11 +122,12 @@ def rebuild(options: RebuildOptions, events: BuildEvents | None = None) -> Rebui
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / "rocstack.lock", recorded.lock.to_text())
         given = chosen.model_copy(update={"out": str(folder), "base_image": _base(chosen, recorded, events.note)})
+        given = given.model_copy(update={"trust": TrustPolicy()})  # the lock is out of the signed provenance
         wanted = BuildOptions(
             stack=options.stack or recorded.stack, nic=recorded.nic, role=recorded.role, lock=folder / "rocstack.lock",
             way=recorded.way if recorded.way.isidentifier() and not recorded.nic_releases else None,
             methods=recorded.methods, gfx=recorded.gfx, nic_releases=recorded.nic_releases, profiles=options.profiles,
-            no_cache=True,
+            no_cache=True, packages=options.packages,
         )  # fmt: skip
         given = given.model_copy(update={"stack": wanted.stack, "nic": wanted.nic})
         report = build_images(wanted, events, chosen=given, prefix=f"{chosen.image_prefix}-rebuild")

@@ -27,6 +27,7 @@ from rocstack.release.catalog import Listed
 from rocstack.release.plan import ReleaseEntry, ReleaseFile
 from rocstack.release.provenance import Builder, measured_in, provenance
 from rocstack.release.record import ReleasedImage, ReleaseRecord
+from rocstack.release.report import measured
 from rocstack.release.sbom import packages_of, sbom
 from rocstack.release.site import ReleaseSite
 from rocstack.settings.settings import Settings
@@ -129,7 +130,7 @@ def release(options: ReleaseOptions, work: ReleaseWork) -> ReleaseResult | Built
             previous=_previous(before, tag),
         )  # fmt: skip
         site.publish(made, keys, move=options.move_tags)
-        _write(folder, made, before, keys)
+        _write(folder, made, before, keys, measured(run) if run else "")
         return ReleaseResult(made, True, promoted, folder, record.changes(before, made) if before else {})
 
 
@@ -323,7 +324,9 @@ def _previous(before: ReleaseRecord | None, tag: str) -> str | None:
     return before.tag if before.tag != tag else before.previous
 
 
-def _write(folder: Path, made: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[SigningKey]) -> None:
+def _write(
+    folder: Path, made: ReleaseRecord, before: ReleaseRecord | None, keys: Sequence[SigningKey], more: str
+) -> None:
     """release.json, a signature of it for each key (as `cosign sign-blob` makes it), and the notes."""
     folder.mkdir(parents=True, exist_ok=True)
     text = made.dumps()
@@ -331,7 +334,7 @@ def _write(folder: Path, made: ReleaseRecord, before: ReleaseRecord | None, keys
     for key in keys:
         mark = base64.b64encode(key.sign(text.encode())).decode()
         files.write(folder / f"release.json.{Path(key.name).stem}.sig", f"{mark}\n")
-    files.write(folder / "notes.md", record.notes(made, before, [key.public.fingerprint for key in keys]))
+    files.write(folder / "notes.md", record.notes(made, before, [key.public.fingerprint for key in keys], more))
 
 
 def _inputs_tag(inputs: str) -> str:

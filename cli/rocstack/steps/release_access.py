@@ -21,6 +21,15 @@ Password = Callable[[], bytes]  # of the private keys, asked for
 LONGEST = 4096  # bytes of a password
 
 
+def no_password() -> bytes:
+    """Where nobody can be asked.
+
+    Raises:
+        BadInput: always.
+    """
+    raise BadInput.of("no-password")
+
+
 @contextmanager
 def open_site(
     file: ReleaseFile | None, registry: str | None, chosen: Settings, trusted: tuple[PublicKey, ...], note: Note
@@ -52,6 +61,19 @@ def signing_keys(
     source = password_file or (file.path_of(file.plan.password_file) if file.plan.password_file else None)
     secret = read_password(source) if source else password()
     return tuple(SigningKey.load(each, secret) for each in named)
+
+
+def file_key(path: Path | None, password_file: Path | None, password: Password) -> SigningKey | None:
+    """The key that a file is signed with; None where none is named.
+
+    Raises:
+        BadInput: it isn't there, or can't be used.
+    """
+    if path is None:
+        return None
+    if not path.exists():
+        raise BadInput.of("no-key", path=path, why="no such file")
+    return SigningKey.load(path, read_password(password_file) if password_file else password())
 
 
 def trusted_keys(

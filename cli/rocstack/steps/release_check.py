@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rocstack.base import image_names
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.edge import files
 from rocstack.release import catalog
 from rocstack.release.plan import LATEST, WEEK, ReleaseFile
 from rocstack.release.record import ReleasedImage, ReleaseRecord
-from rocstack.release.report import predicate
+from rocstack.release.report import measured, predicate
 from rocstack.release.site import REQUIRED, ReleaseSite, Verified
 from rocstack.steps.options import Note, ignore, settings
 from rocstack.steps.release_access import Password, open_site, signing_keys, trusted_keys
@@ -102,6 +104,10 @@ def promote(options: PromoteOptions, password: Password, note: Note = ignore) ->
         if before and before.tag == made.tag and before.images == made.images and not moved:
             return Promotion(before, before, changed=False)
         site.publish(made, keys, move=True)
+        if run:
+            folder = Path(settings().out) / "release"
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write(folder / f"measured-{options.tag}.md", measured(run))
         return Promotion(made, before, changed=True)
 
 

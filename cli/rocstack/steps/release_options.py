@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rocstack.steps.options import Flag, Overlay, Profiles, Sources
+from rocstack.steps.options import Flag, Overlay, Packages, Profiles, Sources
 
 ReleaseYml = Annotated[Path, Flag("File that says what to release.", ("--file",), "FILE")]
 ReleaseRegistry = Annotated[
@@ -122,6 +122,7 @@ class RebuildOptions:
     overlay: Overlay = None
     profiles: Profiles = None
     sources: Sources = None
+    packages: Packages = None
     nic_source: Annotated[str | None, Flag("Vendor bundle or library source that the release had.")] = None
     nic_plugin: Annotated[str | None, Flag("Source of RCCL's network plugin that the release had.")] = None
     base_image: Annotated[str | None, Flag("Base image to use instead of the recorded one.")] = None

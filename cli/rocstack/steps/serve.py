@@ -53,7 +53,8 @@ def plan_serve(
     model = _folder(options.model)
     read_base(model)
     shared, users = ([_folder(each) for each in folders] for folders in (options.adapters, options.user_adapters))
-    tokens, certificate, key = (_file(each) for each in (options.tokens, options.certificate, options.key))
+    secrets = (options.tokens, options.certificate, options.key, options.people_ca)
+    tokens, certificate, key, people_ca = (_file(each) for each in secrets)
     name = options.name or model.name
     document = {
         "model": str(model),
@@ -61,6 +62,7 @@ def plan_serve(
         "also": list(options.also),
         "listen": options.listen,
         "tokens": tokens,
+        "people": {"url": options.people, "ca": people_ca} if options.people else None,
         "certificate": certificate,
         "key": key,
         "sources": [
@@ -87,7 +89,7 @@ def plan_serve(
         if not dry:
             _refuse_without_vllm()
         return ServePlan(settings, file, command, None, number)
-    mounts = [model, *shared, *users, *(Path(each) for each in (tokens, certificate, key) if each)]
+    mounts = [model, *shared, *users, *(Path(each) for each in (tokens, certificate, key, people_ca) if each)]
     if not dry:
         _write(settings, file)
         mounts.append(file)

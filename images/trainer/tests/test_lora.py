@@ -17,7 +17,7 @@ from chats import conversations, jsonl, tokenizer
 from conftest import SMALL, command, grouped, lines, needs_fsdp, ranks, run, small, start, state, trained, wait_for
 
 from rocstack_trainer import cli, train
-from rocstack_trainer.config import Config
+from rocstack_trainer.config import Config, Lora
 from rocstack_trainer.errors import CheckpointError, ConfigError
 from rocstack_trainer.models import lora, model
 from rocstack_trainer.rank import Rank
@@ -193,7 +193,8 @@ def test_an_adapter_of_another_model_is_refused(straight: Path, base: Path, talk
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("lora.modules=q_porj", "lora: Target modules"),
+        ("lora.modules=q_porj", "lora: the model has no module 'q_porj'"),
+        ("lora.rank=1025", "lora: r is 1025; it can be 1 to 1,024"),
         ("lora.adapter=/nowhere", "/nowhere: no adapter of peft"),
     ],
 )
@@ -206,6 +207,88 @@ def test_an_adapter_of_a_stranger_is_refused(base: Path, talks: Path, tmp_path: 
     """A pattern that is none, and JSON of any depth."""
     (tmp_path / "adapter_config.json").write_text(settings)
     assert "lora" in refused(base, talks, f"lora.adapter={tmp_path}", "lora.rank=0")
+
+
+ENDLESS = "(.*)*" * 20 + "$"  # as a regular expression: longer than the universe is old
+
+
+STRANGERS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"r": 10**9}, "r is 1000000000; it can be 1 to 1,024"),
+    ({"r": 0}, "r is 0"),
+    ({"r": "8"}, "r is '8'"),
+    ({"lora_alpha": 1e300}, "lora_alpha is 1e+300"),
+    ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+    ({"lora_dropout": 2}, "lora_dropout is 2"),
+    ({"rank_pattern": {ENDLESS: 4}}, "no layer's name"),
+    ({"rank_pattern": {"q_proj": 10**9}}, "rank_pattern of q_proj is 1000000000"),
+    ({"alpha_pattern": {ENDLESS: 4}}, "no layer's name"),
+    ({"rank_pattern": {f"a{each}": 4 for each in range(1001)}}, "no mapping of at most 1,000"),
+    ({"x": "y" * (1 << 20)}, "more than 1 MB"),
+    ({"use_dora": "y" * 100_000}, "another kind than plain LoRA"),
+)
+
+
+def test_numbers_and_patterns_of_a_stranger_are_bounded(straight: Path, base: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(straight / "adapter", tmp_path / "a")
+
+    def messages() -> list[str]:
+        net, plain = model_of(base), json.loads((copy / "adapter_config.json").read_text())
+        return [refusal(net, copy, plain | change) for change, _ in STRANGERS]
+
+    for said, (_, expected) in zip(in_a_rank(messages), STRANGERS, strict=True):
+        assert expected in said
+        assert len(said) < 1000
+
+
+def refusal(net: Any, folder: Path, about: dict[str, Any]) -> str:
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError) as raised:
+        lora.inject(net, lora.asked(Lora(adapter=str(folder)), Rank(device="cpu", backend="gloo")))
+    return str(raised.value)
+
+
+def test_the_tensors_say_which_modules_are_meant(straight: Path, base: Path, talks: Path, tmp_path: Path) -> None:
+    """Not patterns, which a stranger may have made to take for ever."""
+    copy = shutil.copytree(straight / "adapter", tmp_path / "a")
+    patterns = {"target_modules": ENDLESS, "exclude_modules": ENDLESS, "layers_to_transform": 0}
+    about = json.loads((copy / "adapter_config.json").read_text()) | patterns | {"layers_pattern": ENDLESS}
+    (copy / "adapter_config.json").write_text(json.dumps(about))
+    more = (f"lora.adapter={copy}", "lora.rank=0", f"checkpoint.export={tmp_path}/out", "train.steps=0")
+    trained(1, tuning(base, talks, *more))
+    assert torch.equal(in_a_rank(by_peft, base, straight / "adapter"), in_a_rank(by_peft, base, tmp_path / "out"))
+
+
+def test_a_pattern_in_a_checkpoint_is_not_read(straight: Path, base: Path) -> None:
+    notes = state(straight / "c", 8)["notes"]["lora"]
+    (error,) = ranks(1, lambda _: lora.inject(model_of(base), notes | {"target_modules": ENDLESS}))
+    assert isinstance(error, ConfigError)
+    assert "no list of names" in str(error)
+
+
+def model_of(base: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(base)
+
+
+@pytest.mark.parametrize(
+    "name", ["base_model.model.lm_head.weight", "x\n" * 999, "base_model.model.no.lora_A.weight"], ids=[1, 2, 3]
+)
+def test_other_tensors_are_refused(straight: Path, base: Path, talks: Path, tmp_path: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(straight / "adapter", tmp_path / "a")
+    save_file(load_file(copy / lora.WEIGHTS) | {name: torch.zeros(1)}, copy / lora.WEIGHTS)
+    said = refused(base, talks, f"lora.adapter={copy}", "lora.rank=0")
+    assert "another kind than plain LoRA" in said or "the model has no module 'no'" in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize("text", ["[1]", '"' + "x" * (1 << 20) + '"', "["])
+def test_a_note_of_a_stranger_that_is_none(straight: Path, base: Path, talks: Path, tmp_path: Path, text: str) -> None:
+    copy = shutil.copytree(straight / "adapter", tmp_path / "a")
+    (copy / lora.OURS).write_text(text)
+    assert "can't be read" in refused(base, talks, f"lora.adapter={copy}", "lora.rank=0")
 
 
 def test_without_peft_it_says_so(base: Path, talks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

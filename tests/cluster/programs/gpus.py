@@ -45,7 +45,7 @@ def smi():
     if text is None:
         return None
     try:
-        answer = json.loads(text)
+        answer = json.loads(text[max(text.find("{"), 0) :])  # a warning may come first
         found["cards"] = {card: about["Device ID"] for card, about in answer.items() if card.startswith("card")}
         for key, kind in answer.get("system", {}).items():
             pair = re.findall(r"\d+", key)

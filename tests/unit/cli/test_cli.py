@@ -168,7 +168,7 @@ def test_a_vendors_repository_needs_the_sha256_of_its_key(cli: Cli, tmp_path: Pa
 
 
 def test_frozen_needs_a_lock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstack.steps.image_plan.for_stack", lambda chosen, file: None)
+    monkeypatch.setattr("rocstack.steps.image_plan.trusted_lock", lambda own, file, chosen: None)
     monkeypatch.setattr("rocstack.image.render.unpinned", lambda chosen, lock: ())
     error = cli("build", "--json", "--frozen").json()["error"]
     assert (error["code"], error["exit_code"]) == ("no-lock", 2)
@@ -502,6 +502,12 @@ def test_completion_of_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "rocstack.yml").write_text("no: [such\n")
     assert completion.values("stack", {}, "debian") == ["debian-13"], "a wrong setting is told by the command itself"
     assert completion.of_option("out") is None
+
+
+def test_a_folder_that_was_removed_is_told(tmp_path: Path) -> None:
+    command = f"mkdir here; cd here; rmdir ../here; {sys.executable} -m rocstack.cli.main config"
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (ran.returncode, "the folder that you are in was removed" in ran.stderr) == (2, True), ran.stderr
 
 
 def test_a_closed_pipe_is_no_defect(tmp_path: Path) -> None:

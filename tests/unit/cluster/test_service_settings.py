@@ -8,7 +8,7 @@ import pytest
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster import service
-from rocstack.cluster.service import ClusterService
+from rocstack.cluster.service import ClusterService, SiteServer
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.settings.settings import load
 
@@ -29,6 +29,10 @@ def written(folder: Path, text: str) -> ClusterSettings:
         ("service: on", ClusterService()),
         ("service: {}", ClusterService()),
         ("service: {port: 9443, limits: {jobs: 7}}", ClusterService(port=9443, limits={"jobs": 7})),
+        (
+            "service: {servers: [{model: x, url: 'https://h:1', ca: /shared/ca.pem}]}",
+            ClusterService(servers=(SiteServer(model="x", url="https://h:1", ca="/shared/ca.pem"),)),
+        ),
     ],
 )
 def test_off_on_and_more(text: str, expected: ClusterService | None, tmp_path: Path) -> None:
@@ -46,7 +50,7 @@ def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
     [
         ("service: yess", 3, "must be a mapping"),
         ("service:\n    prot: 1", 4, "unknown key 'prot': did you mean 'port'?"),
-        ("service:\n    port: 443", 4, "greater than or equal to 1024"),
+        ("service:\n    port: 443", 4, "must be at least 1024, not 443"),
         ("service:\n    port: 5001", 4, "port 5001 is Slurm's own, the registry's or slurmrestd's"),
         ("rest: {port: 8443}\n  service: on", 4, "port 8443 is Slurm's own"),
         ("service:\n    data: /home", 4, "/home is in none of `mounts` (/shared, /models)"),
@@ -56,7 +60,13 @@ def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
         ("service:\n    models: /shared/rocstack/m", 4, "is in `data`"),
         ("service: on\n  users:\n    service: {uid: 2000}", 5, "is the user of cluster.service"),
         ("service: on\n  users:\n    al: {uid: 64033}", 5, "is the user of cluster.service"),
-        ("service: {limits: {quota_mib: 0}}", 3, "greater than or equal to 1"),
+        ("service: {limits: {quota_mib: 0}}", 3, "must be at least 1, not 0"),
+        ("service:\n    servers: [{model: x, url: 'http://10.0.0.1:1'}]", 4, "in the clear"),
+        (
+            "service:\n    servers:\n      - {model: x, url: 'https://h:1', ca: /etc/ca.pem}",
+            5,
+            "/etc/ca.pem is in none of `mounts`",
+        ),
     ],
 )
 def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rocstack.deploy.state import history
 from rocstack.deploy.state.history import AT_WORK, UNENDED, DeployHistory
 from rocstack.edge.ssh import SshHost
 from rocstack.steps import deploy as steps
+from rocstack.trust.keys import SigningKey
 
 BEGAN = {
     "fence": 7,
@@ -45,6 +46,51 @@ def test_a_deploy_is_one_entry_whether_it_has_ended_or_not() -> None:
 
 def test_an_end_whose_beginning_is_cut_off_stands_for_itself() -> None:
     assert outcomes(history.parse([line(ENDED)])) == [(7, "failed")]
+
+
+OURS, THEIRS = (SigningKey.generate(name) for name in ("ours", "theirs"))
+
+
+def signed(key: SigningKey = OURS, **changes: Any) -> dict[str, Any]:
+    """The last line of a deploy, with the node's times beside what its operator signed."""
+    known = {name: value for name, value in ENDED.items() if name not in ("began", "ended")}
+    return {**ENDED, **history.signing(key)(known), **changes}
+
+
+def marks(*rows: dict[str, Any]) -> list[str]:
+    return [each.signed for each in history.parse(map(json.dumps, rows), keys=[OURS.public]).deploys]
+
+
+def test_a_line_says_who_signed_it() -> None:
+    assert marks(BEGAN, signed()) == [OURS.public.fingerprint]
+    assert marks(signed(began="2020-01-01T00:00:00Z")) == [OURS.public.fingerprint]  # the node's, which nobody signed
+    assert history.parse([line(signed())]).deploys[0].signed == ""  # no key, and nothing was checked
+    assert marks(BEGAN, {**ENDED, "signed": OURS.public.fingerprint}) == ["unsigned"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        signed(outcome="done"),
+        signed(nodes=["n1"]),
+        signed(fence=8),
+        signed(more=1),
+        signed(THEIRS),
+        signed(signature="?"),
+        signed(signature=""),
+        signed(signature=None),
+    ],
+    ids=["outcome", "nodes", "another's number", "more", "another signer", "no base64", "empty", "none"],
+)
+def test_a_line_that_was_changed_is_seen(row: dict[str, Any]) -> None:
+    found = history.parse([json.dumps(row)], keys=[OURS.public])
+    assert [each.signed for each in found.deploys] == ["changed"]
+    assert not found.ok
+
+
+def test_nothing_takes_the_place_of_a_signed_line() -> None:
+    found = history.parse([line(signed()), line(ENDED, outcome="done", why="")], keys=[OURS.public])
+    assert ([each.outcome for each in found.deploys], found.forged, found.ok) == (["failed"], 1, False)
 
 
 @pytest.mark.parametrize(

@@ -195,12 +195,45 @@ def test_nodes_have_neither_the_pushers_password_nor_one_anothers_key() -> None:
     assert push in files_of(racks, "n1").values()
     assert push not in {*files_of(racks, "n2").values(), *files_of(racks, "n3").values()}
     assert files_of(racks, "n2")[services.REGISTRY] == keys().rack_password("n2").encode()
-    login = by_registry.account(racks, plain.registry_address)
-    assert (login.user, login.password) == ("node", keys().registry_pull_password)
-    assert login.password != keys().registry_password
     of_hosts = {files_of(racks, name)[services.SERVER[1]] for name in ("n1", "n2")}
     assert len(of_hosts) == 2
     assert keys().registry_key.encode() not in of_hosts, "from which all follow"
+
+
+def accounts(desired: DesiredCluster, node: str) -> dict[str, str]:
+    """Of the registry that a node runs, those that pull."""
+    lines = files_of(desired, node)[services.REGISTRY_PULL].decode().splitlines()
+    return dict(line.split(":") for line in lines)  # type: ignore[misc]
+
+
+def test_each_node_has_an_account_of_its_own_at_each_registry() -> None:
+    """What a rack's root reads of its registry's accounts opens no other, and what a node is given is nobody else's."""
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    plain = wanted(nodes)
+    rack = dataclasses.replace(HOSTS[1], rack_registry="10.0.0.2:5443")
+    inventory = dataclasses.replace(plain.inventory, workers=(HOSTS[0], rack, HOSTS[2]))
+    racks = dataclasses.replace(plain, inventory=inventory)
+    assert set(accounts(racks, "n1")) == {"n1", "n2", "n3"}
+    assert set(accounts(racks, "n2")) == {"n2"}, "n3 is in no rack of n2's"
+    every = [*accounts(racks, "n1").values(), *accounts(racks, "n2").values(), keys().registry_password]
+    assert len(every) == len(set(every))
+    for name in ("n1", "n2", "n3"):
+        login = by_registry.account(racks, racks.registry_address, name)
+        assert (login.user, login.password) == (name, accounts(racks, "n1")[name])
+    login = by_registry.account(racks, "10.0.0.2:5443", "n2")
+    assert (login.user, login.password) == ("n2", accounts(racks, "n2")["n2"])
+
+
+def test_a_node_that_has_left_loses_its_account() -> None:
+    """And the registry starts anew with the file: it reads it when it starts."""
+    nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
+    plain = wanted(nodes)
+    left = dataclasses.replace(
+        plain, inventory=dataclasses.replace(plain.inventory, workers=plain.inventory.workers[:2])
+    )
+    assert set(accounts(plain, "n1")) - set(accounts(left, "n1")) == {"n3"}
+    (store,) = (each for each in left.node_specs()["n1"].containers if each.name == services.STORE)
+    assert services.REGISTRY_PULL in store.reads
 
 
 def test_registries_and_their_ports() -> None:
@@ -306,13 +339,15 @@ def test_the_service_is_on_the_control_node_alone_and_has_no_rights() -> None:
 
 def test_what_the_service_reads() -> None:
     nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
-    desired = served(nodes, service={"port": 9443, "models": "/shared/hub"}, rest={"port": 6821})
+    servers = [{"model": "x", "url": "https://h:1"}]
+    desired = served(nodes, service={"port": 9443, "models": "/shared/hub", "servers": servers}, rest={"port": 6821})
     files = {file.path: file for file in desired.node_specs()["n1"].files}
     assert {*container(desired, services.API).reads} <= {*files}
     said = json.loads(files[services.SERVICE_SETTINGS].content)
     assert (said["listen"], said["data"], said["models"]) == ("0.0.0.0:9443", "/shared/rocstack", "/shared/hub")
     assert said["users"] == {"al": {"uid": 2000, "gid": 2000}}, "not the acceptance suite's"
     assert said["limits"] == {"file_mib": 512, "quota_mib": 10240, "jobs": 100}
+    assert said["servers"] == [{"model": "x", "url": "https://h:1", "ca": None}]
     for path in (services.SERVICE_TLS[1], services.SERVICE_DATABASE):
         assert (files[path].mode, files[path].uid, files[path].gid) == (0o400, 64033, 64033)
     assert files[services.SERVICE_TLS[1]].content != files[services.SERVER[1]].content, "no other server's key"

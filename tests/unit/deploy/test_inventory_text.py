@@ -68,6 +68,7 @@ WRONG = {
     "a range of Slurm's": (("    w1:", "    w[1-4]:"), "inv.yml:7", "did you mean 'w[1:4]'?"),
     "a list of hosts": (("    w1: {ansible_host: 192.0.2.2}\n    w2:\n      ansible_host: 192.0.2.3", "    - w1"),
                         "inv.yml:7", "'hosts' of group 'workers' is a list"),
+    "a group with a letter that is none": (("workers", "w\u043erkers"), "inv.yml:4", "did you mean 'w\u043erkers'?"),
     "nodes alike": (("w2:", "W1:"), "inv.yml:8", "differ only in upper and lower case"),
     "a node's name": (("w2:", "192.0.2.9:"), "inv.yml:8", "'192.0.2.9' is an address"),
 }  # fmt: skip
@@ -97,6 +98,12 @@ WRONG_INI = {
     ),
     "a child": (("[workers:vars]", "[big:children]\nworkes\n[workers:vars]"), "inv:9", "did you mean 'workers'?"),
     "a range": (("w2\n", "w[1-4]\n"), "inv:6", "did you mean 'w[1:4]'?"),
+    "a line without a value": (("ansible_user=root", "ansible_user"), "inv:9", "'ansible_user' beside workers is no"),
+    "variables of nobody": (
+        ("[workers:vars]", "[wrokers:vars]"),
+        "inv:8",
+        "no group 'wrokers': did you mean 'workers'",
+    ),
     "an address": (("192.0.2.2", "192.0.2"), "inv:5", "ansible_host '192.0.2' of w1 is neither an address"),
 }
 
@@ -116,6 +123,38 @@ def test_variables_beside_the_inventory_have_their_lines_too(place: Path) -> Non
     assert str(error.where) == str(Path("group_vars/workers.yml:3"))
     (place / "group_vars/workers.yml").write_text("own: 1\nown: 2\n")
     assert "'own' is there twice" in refused(GOOD).what
+
+
+UNREAD = {
+    "no YAML": (b"own: 1\nother: [a\n", 2, "not valid YAML"),
+    "a list": (b"# mine\n- own: 1\n", 2, "holds no variables"),
+    "Latin-1": (b"own: 1\nother: \xe9\n", 2, "not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_what_ansible_fails_with_beside_the_inventory_has_its_line(case: str, place: Path) -> None:
+    content, line, says = UNREAD[case]
+    (place / "host_vars").mkdir()
+    (place / "host_vars/w1.yml").write_bytes(content)
+    error = refused(GOOD)
+    assert (str(error.where), error.exit_code) == (f"host_vars/w1.yml:{line}", 2)
+    assert says in error.what
+
+
+def test_groups_of_a_folder_may_be_in_another_file(place: Path) -> None:
+    (place / "inv").mkdir()
+    (place / "inv/a.ini").write_text("[control]\nc1\n[gpus]\nw1\n")
+    (place / "inv/b.ini").write_text("[workers:children]\ngpus\n[gpus:vars]\nansible_user=root\n")
+    assert [host.name for host in inventory.load(Path("inv")).workers] == ["w1"]
+
+
+@pytest.mark.parametrize("text", ["[defaults\n", "[defaults]\nforks = many\n"])
+def test_settings_that_ansible_can_not_use(text: str, place: Path) -> None:
+    (place / "ansible.cfg").write_text(text)
+    error = refused(GOOD)
+    assert (str(error.where), error.exit_code) == (str(place / "ansible.cfg"), 2)
+    assert "Traceback" not in error.what
 
 
 def test_a_file_of_a_misspelt_group_is_refused_and_one_of_another_inventory_told(place: Path) -> None:
@@ -142,6 +181,16 @@ DOUBTFUL = {
     "a container's": ("ansible_connection: docker", "is no connection that Ansible has"),
     "time": ("ansible_timeout: ten", "'ten' of w2 is not a whole number"),
     "a key": ("ansible_private_key_file: /nosuch/key", "'/nosuch/key' of w2 is not there"),
+    "a key beside us": ("ansible_private_key_file: nosuch/key", "'nosuch/key' of w2 is not there"),
+    "a key of nobody": ("ansible_private_key_file: ~nobodyhere/key", "'~nobodyhere/key' of w2 is not there"),
+    "a way to become": (
+        "ansible_become_method: suod",
+        "'suod' of w2 is no method that Ansible has: did you mean 'sudo'",
+    ),
+    "a shell": ("ansible_shell_type: powershel", "is no shell that Ansible has: did you mean 'powershell'?"),
+    "a user of two lines": ('ansible_user: "a\\nb"', "is not the name of a user"),
+    "a user that is an option": ("ansible_user: -oProxyCommand=x", "is not the name of a user"),
+    "a quote": ("ansible_ssh_common_args: '-o \"A=b'", "of w2 has an open quote"),
 }
 
 

@@ -124,6 +124,11 @@ def test_no_node_gets_a_key_that_it_has_no_use_for() -> None:
             assert password not in of_workers
             assert base64.b64encode(password.encode()).decode() not in of_workers
         assert packed(rows)
+        for name in serving:
+            (file,) = (each for each in rows[name]["files"] if each["path"] == services.REGISTRY_PULL)
+            accounts = dict(line.split(":") for line in base64.b64decode(file["content"]).decode().splitlines())
+            assert accounts == {each: keys().pull_password(each, name) for each in accounts}
+            assert set(accounts) == ({"n1", "n2", "n3"} if name == "n1" else {"n2"})
 
 
 @pytest.mark.parametrize("left", [None, SimpleNamespace(keys={})])

@@ -110,12 +110,13 @@ class FakeNodeRuns:
             for each in spec["copies"]:
                 source, target = (each[key].removesuffix("/rocstack-worker") for key in ("source", "target"))
                 assert {row["host"] for row in spec["logins"]} >= {source, target}
-                assert {row["password"] for row in spec["logins"]} <= {"", "pulls", f"pushes on {name}"}
+                others = {row["password"] for row in spec["logins"]} - {"", f"pushes on {name}"}
+                assert all(password.startswith(f"{name} pulls from ") for password in others)
                 end, _, port = target.partition(":")
                 if end == "127.0.0.1":  # one of ours takes pushes of its own host only, and not of the nodes' account
                     target = f"{name}:{int(port) - 1}"
                     users = {row["host"]: row["user"] for row in spec["logins"]}
-                    assert (users[each["target"].partition("/")[0]], users[source]) == ("rocstack", "node")
+                    assert (users[each["target"].partition("/")[0]], users[source]) == ("rocstack", name)
                 wave.append((name, source, target))
                 error = "full" if target in self.fails else ""
                 rows.append(CopiedImage(target=each["target"], changed=True, seconds=1.0, error=error))
@@ -143,7 +144,7 @@ def prepared(nodes: Inventory, **ship: object) -> Any:
         mirrors=nodes.rack_registries(str),
         keys=SimpleNamespace(
             registry_password="secret",
-            registry_pull_password="pulls",
+            pull_password=lambda node, registry: f"{node} pulls from {registry}",
             registry_ca="PEM",
             rack_password=lambda node: f"pushes on {node}",
         ),
@@ -198,12 +199,13 @@ def test_our_registries_have_our_account_the_sites_none_of_ours(monkeypatch: pyt
     known = {"site.example": SimpleNamespace(user="ada", password="hers")}
     monkeypatch.setattr(by_registry, "docker_login", known.get)
     plain, passed_on = prepared(nodes).desired, prepared(nodes, registry="site.example/ml", registry_login=True).desired
-    assert by_registry.account(plain, "n1:5000") == RegistrySpec("n1:5000", "node", "pulls", "PEM")
-    assert by_registry.account(plain, "site.example") == RegistrySpec("site.example")
-    assert by_registry.account(passed_on, "site.example") == RegistrySpec("site.example", "ada", "hers")
+    assert by_registry.account(plain, "n1:5000", "n2") == RegistrySpec("n1:5000", "n2", "n2 pulls from n1", "PEM")
+    assert by_registry.account(plain, "h:5000", "n2") == RegistrySpec("h:5000", "n2", "n2 pulls from h", "PEM")
+    assert by_registry.account(plain, "site.example", "n2") == RegistrySpec("site.example")
+    assert by_registry.account(passed_on, "site.example", "n2") == RegistrySpec("site.example", "ada", "hers")
     assert by_registry.home(passed_on) == "site.example"
     with pytest.raises(Missing, match=r"no login for other\.example"):
-        by_registry.account(passed_on, "other.example")
+        by_registry.account(passed_on, "other.example", "n2")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from signed_image import Shelf, released
 from rocstack.base.errors import Missing, RocstackError
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read.trusted import TrustCheck, Trusted
+from rocstack.node.engine import NodeError
+from rocstack.node.trust import judge
 from rocstack.registry.layers import sha256
 from rocstack.registry.oci import MANIFEST, as_json
 from rocstack.trust.envelope import PROVENANCE, SBOM, VERIFY_REPORT
@@ -92,9 +95,24 @@ def code(where: Site, folder: Path, **more: Any) -> str:
 
 def test_released_images_are_accepted(tmp_path: Path) -> None:
     found, said = check(site(), tmp_path)
-    assert found == Trusted(signers=(OURS.public.fingerprint,))
+    assert (found.signers, found.proved) == ((OURS.public.fingerprint,), ())
     assert not said
     assert {file.stem for file in tmp_path.iterdir()} == {each.id[7:] for each in IMAGES.values()}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_the_control_node_comes_to_the_same(tmp_path: Path) -> None:
+    """From what was looked at here, and from what was kept of it."""
+    where, remembered = site(), str(tmp_path / "none")
+    fresh = check(where, tmp_path)[0].order
+    where.away = AWAY
+    kept = check(where, tmp_path)[0].order
+    for order in (fresh, kept):
+        signers = judge({**order, "virtual": False}, remembered)
+        assert signers == {role: [OURS.public.fingerprint] for role in IMAGES}
+        order["images"]["control"]["id"] = IMAGES["worker"].id
+        with pytest.raises(NodeError, match=r"the control image: .* is another image"):
+            judge({**order, "virtual": False}, remembered)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def specs(texts: list[str]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("playbook", ["start.yml", "ship.yml", "registry-copy.yml", "rotate-keys.yml"])
+@pytest.mark.parametrize("playbook", ["start.yml", "ship.yml", "registry-copy.yml", "rotate-keys.yml", "trust.yml"])
 def test_specifications_arrive_as_they_are(echoed: Path, playbook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ansible.HostRun] = []
     real = ansible.run
@@ -131,5 +131,5 @@ def test_specifications_arrive_as_they_are(echoed: Path, playbook: str, monkeypa
 
 def test_every_playbook_that_takes_data_is_tried() -> None:
     taking = {file.name for file in PLAYBOOKS.glob("*.yml") if "rocstack_input" in file.read_text()}
-    of_specs = {"start.yml", "ship.yml", "registry-copy.yml", "rotate-keys.yml"}
+    of_specs = {"start.yml", "ship.yml", "registry-copy.yml", "rotate-keys.yml", "trust.yml"}
     assert taking == {"slurm.yml", "down.yml", "facts.yml", "probe.yml", *of_specs}

@@ -113,6 +113,30 @@ def test_a_provider_that_is_missed_is_one_of_a_card_that_we_know(nic: component.
     assert ids(line.encode()) == {"verbs-provider-missing"}
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("[1.2] [n1:88:0] ib_md.c:379 UCX DEBUG ibv_reg_mr(length=1) failed: Cannot allocate memory", set()),
+        ("[1.2] [n1:88:0] mm_posix.c:206 UCX DIAG open(file_name=/proc/4/fd/3) failed: Permission denied", set()),
+        (":3:hip_error.cpp :36 : 22 us: hipDeviceCanAccessPeer: Returned hipErrorInvalidDevice", set()),
+        (":1:hip_device.cpp :77 : 22 us: hipSetDevice: Returned hipErrorInvalidDevice", {"gpu-device-ordinal"}),
+        ("level=debug msg=\"n1:1:2 [0] NCCL WARN Cuda failure 2 'out of memory'\"", {"gpu-out-of-memory"}),
+        ("ok 17 - handles No space left on device", set()),
+        ("- write failed: No space left on device: /data/namespaces/a", {"disk-full"}),
+        (
+            "n1:1:2 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+            {"rccl-shm-full"},
+        ),
+        ("client_loop: send disconnect: Broken pipe", set()),
+        ("[ 20.4] snd_hda_intel: probe of 0000:c5:00.1 failed with error -2", set()),
+        ("MPIDI_OFI_handle_cq_error(1): OFI poll failed (a.c:1:f:Input/output error - VNI_NOT_FOUND)", {"cxi-vni"}),
+    ],
+)
+def test_what_a_program_tries_at_debug_level_is_no_event(line: str, found: set[str]) -> None:
+    """Unless that level is another program's, which passes the line on."""
+    assert ids(line.encode()) == found
+
+
 def test_a_line_settles_one_finding_and_no_more() -> None:
     stuck = "E1118 77 rendezvous.cc:38] waiting for `initialize clique for rank 6` for 10 seconds and may be stuck.\n"
     settled = "E1118 77 rendezvous.cc:42] Thread is unstuck!\n"

@@ -134,7 +134,7 @@ def test_stages_that_compile_are_the_same_for_every_target() -> None:
     ]
     assert {"tools", "index"} < set(stages[0])
     different = {name for name in stages[0] if stages[0][name] != stages[1][name]}
-    assert different <= {"wheels", "worker-base", "control-base", "worker", "control"}, different
+    assert different <= {"wheels", "worker-below", "worker-base", "control-base", "worker", "control"}, different
 
 
 def test_wheels_come_with_their_hashes(default: Joined, default_context: BuildContext) -> None:

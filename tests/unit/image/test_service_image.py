@@ -140,6 +140,9 @@ def test_a_lock_of_another_state_is_refused(tmp_path: Path) -> None:
         lock.for_stack(own.for_role("service"), file)
     file.write_text(main.model_copy(update={"further": {}}).to_text())
     assert lock.for_stack(own.for_role("service"), file) is None
+    part = main.model_copy(update={"further": {}, "definition": lock.definition_digest(own.for_role("service"))})
+    file.write_text(part.to_text())  # the part alone, as a provenance has it
+    assert lock.for_stack(own.for_role("service"), file) == part
 
 
 def test_an_unknown_role_is_refused(cli: Cli) -> None:

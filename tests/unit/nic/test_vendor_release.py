@@ -294,7 +294,6 @@ REFUSED: dict[tuple[str, str], dict[str, tuple[Made, str]]] = {
         "character device": (special(tarfile.CHRTYPE), "device"),
         "pipe": (special(tarfile.FIFOTYPE), "special"),
         "unknown kind": (special(b"Z"), "special"),
-        "sparse": (odd_header(f"{TOP}/s", b"00000000000\0", b"S"), "special"),
         "newline in a name": (adding(f"{TOP}/a\nb"), r"a\nb"),
         "escape in a name": (adding(f"{TOP}/\x1b[2Jb"), r"\x1b"),
         "shell in a name": (adding(f"{TOP}/$(reboot)"), "odd"),
@@ -326,6 +325,7 @@ REFUSED: dict[tuple[str, str], dict[str, tuple[Made, str]]] = {
         "broken header": (cut(1024, b"x" * 10240), "damaged"),
         "wrong checksum": (LIBRARY[:-8] + bytes(4) + LIBRARY[-4:], "damaged"),
         "junk behind": (LIBRARY + b"junk", "damaged"),
+        "sparse": (odd_header(f"{TOP}/s", b"00000000000\0", b"S"), "a sparse file"),
         "size of 8 GB": (odd_header(f"{TOP}/a", b"77777777777\0", b"0"), "damaged"),
         "size below 0": (odd_header(f"{TOP}/a", b"\xff" * 12, b"0"), "header of -1 bytes"),
         "long extended header": (odd_header("a", b"00100000000\0", b"x", 17 << 20), "header of 16777216 bytes"),
@@ -399,6 +399,42 @@ def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
 
 PROPERTY = settings(max_examples=200, deadline=None)
 BUNDLES = {"bcm.zip": DELIVERIES["nxe.zip"], "bcm.tgz": DELIVERIES["bcm.tgz"], "bcm.tar": DELIVERIES["bcm.tar"]}
+
+
+def nested(levels: int, size: int) -> bytes:
+    """Archives in one another, each `size` bytes larger than the one inside it."""
+    name, data = name_of(V1), library()
+    for level in range(levels):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as target:
+            target.writestr("firmware", bytes(size))
+            target.writestr(f"bcm/{name}", data)
+        name, data = f"bcm{level}.zip", out.getvalue()
+    return data
+
+
+def test_archives_in_one_another_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor_release, "IN_MEMORY", 1 << 20)
+    source = write(tmp_path, {"bcm.zip": nested(4, 12 << 20)}) / "bcm.zip"
+    tracemalloc.start()
+    try:
+        (found,) = vendor_release.find(source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.version == V1
+    assert peak < 12 << 20, "not even one of them was held whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["bcm.zip"]
+
+
+def test_archives_in_one_another_have_one_limit() -> None:
+    """What they take together while all are open, not each for itself."""
+    whole, each = nested(4, 2 << 20), 2 << 20
+    for room, taken in ((7 * each, True), (5 * each, False)):
+        found = vendor_release.in_file("bcm.zip", "bcm.zip", io.BytesIO(whole), vendor_archive.Budget(), room=room)
+        error = refusal(lambda found=found: list(found))  # type: ignore[misc]
+        assert (error is None) == taken
+        assert error is None or (error.code, error.what) == ("bad-archive", "larger than 3 MB")
 
 
 def search(name: str, data: bytes) -> tuple[vendor_release.VendorRelease, ...] | BadInput:

@@ -136,3 +136,53 @@ def test_reasons(tmp_path: Path, case: dict[str, Any]) -> None:
     assert "\n" not in failed.what + failed.cause
     assert case["says"] in failed.what
     assert "s3cret-word" not in failed.what + failed.cause
+
+
+class Clock:
+    """Moves a second with each look."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(pull.time, "monotonic", self)
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def downloading(layer: str, counts: range, size: int = 1 << 30) -> list[dict[str, Any]]:
+    return [
+        {"status": "Downloading", "id": layer, "progressDetail": {"current": each, "total": size}} for each in counts
+    ]
+
+
+def came(events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> str:
+    Clock(monkeypatch)
+    monkeypatch.setattr(pull, "_events", lambda reference, registry: iter(events))
+    try:
+        pull._attempt(REFERENCE, REGISTRY, pull.Pulled("a", ID))
+    except NodeError as failed:
+        return failed.what
+    return ""
+
+
+def test_a_registry_that_drips_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine speaks on: a limit of silence never ended it."""
+    slow = "less than 256 KB came in 120 s"
+    assert came(downloading("a", range(1000)), monkeypatch) == slow
+    both = [
+        each for pair in zip(downloading("a", range(500)), downloading("b", range(500)), strict=True) for each in pair
+    ]
+    assert came(both, monkeypatch) == slow
+    stuck = [{"status": "Waiting", "id": "a"}] * 200
+    assert came(stuck, monkeypatch) == slow
+    back = downloading("a", range(0, 1 << 18, 1 << 11)) * 9  # the same bytes again and again
+    assert came(back, monkeypatch) == slow
+
+
+def test_a_slow_registry_and_a_busy_engine_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert came(downloading("a", range(0, 4 << 20, 3000)), monkeypatch) == ""
+    assert came([{"status": "Extracting", "id": "a"}] * 900, monkeypatch) == ""
+    many = [event for each in range(300) for event in ({"status": "Pulling fs layer", "id": str(each)},
+                                                       {"status": "Pull complete", "id": str(each)})]  # fmt: skip
+    assert came(many, monkeypatch) == ""

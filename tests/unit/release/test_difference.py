@@ -78,6 +78,36 @@ def test_of_too_many_files_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
         layer(("a", b"", {}), ("b", b"", {}), ("c", b"", {}))
 
 
+def test_of_too_many_letters_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, attributes, and the lists of packages, each of which is small."""
+    monkeypatch.setattr(layer_files, "TEXT", 1000)
+    layer(("a", b"x" * 5000, {}))
+    for members in (
+        [("a" * 300, b"", {}), ("b" * 800, b"", {})],
+        [("a", b"", {"pax_headers": {"SCHILY.xattr.user.x": "y" * 1000}})],
+        [(f"var/lib/dpkg/info/lib{each}.list", b"/a\n" * 100, {}) for each in range(3)],
+    ):
+        with pytest.raises(ValueError, match="letters"):
+            layer(*members)
+
+
+def test_lists_of_packages_name_no_more_files_than_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_files, "MOST", 5)
+    with pytest.raises(ValueError, match="more than 5 files"):
+        layer(("var/lib/dpkg/info/libx.list", b"".join(b"/%d\n" % each for each in range(6)), {}))
+
+
+def test_a_header_that_no_layer_has_is_refused() -> None:
+    """The first once made the comparison run for ever: 2**80 bytes of a file that is none."""
+    block = bytearray(tarfile.TarInfo("x").tobuf())
+    block[156:157] = b"Z"
+    block[124:136] = b"\x80" + (1 << 80).to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    with pytest.raises(ValueError, match="no tar: a header of"):
+        layer_files.read([bytes(block) + bytes(1024)])
+
+
 @pytest.mark.parametrize(
     ("other", "differs"),
     [

@@ -36,3 +36,11 @@ def test_it_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="the service image is an entry of its own") as refused:
         planned(tmp_path, "[worker, control, service]")
     assert str(refused.value.where) == f"{tmp_path}/release.yml:6"
+
+
+def test_what_is_released_is_what_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package or wheel of another version than the lock's ends the build of a release, whoever asks for it."""
+    monkeypatch.chdir(tmp_path)
+    plan = planned(tmp_path, "[worker, control]")
+    assert plan.options.frozen
+    assert plan.image.lock is not None

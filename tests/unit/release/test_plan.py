@@ -51,7 +51,7 @@ def test_tags_are_by_variant_and_release(tmp_path: Path) -> None:
         ("default: true", "default: yes please", 6, "true or false"),
         ("default: true", "roles: [worker, server]", 6, "'server' is not one of"),
         ("default: true", "roles: [worker, worker]", 6, "names a role twice"),
-        ("default: true", "roles: []", 6, "at least 1"),
+        ("default: true", "roles: []", 6, "it is empty"),
         ('"231.0.162.0"', "231.0", 11, "in quotes"),
         ("name: rocm7.2-broadcom", "name: a b", 9, "not a tag"),
         ("nic_source: drivers", "nic_source: https://example.com/a.zip", 10, "needs `nic_sha256`"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_runs import on, result, run
 
 from rocstack.release.record import LARGEST, ReleasedImage, ReleaseRecord, changes, loads, notes
+from rocstack.release.report import measured
+from rocstack.verify.result import NodeSeen
 
 
 def image(**more: Any) -> ReleasedImage:
@@ -85,3 +88,17 @@ def test_what_a_registry_said_is_no_markup_in_notes() -> None:
 def test_what_is_not_in_a_release_any_more_is_said() -> None:
     text = notes(release(), release(image(), image(variant="debian-13-broadcom"), tag="2026.46"), [])
     assert "debian-13-broadcom worker: not in this release any more" in text
+
+
+def test_what_was_measured_is_in_the_notes() -> None:
+    figures = result(
+        on("n1", value=100.0, unit="GB|s"), on("n2", value=300, unit="GB|s"), on("n3", value=True), name="rccl"
+    )
+    real = measured(run(figures, when="2026-11-26T10:00:00Z"))
+    assert "on 2026-11-26T10:00:00Z, 2 workers; level 1 is proved." in real
+    assert "| rccl | 200 | 100 to 300 | GB\\|s | passed |" in real
+    assert "Nothing was measured in numbers." in measured(run())
+    text = notes(release(), None, [], real)
+    assert text.index("## Versions") < text.index("## Measured") < text.index("## Vulnerabilities")
+    seen = tuple(NodeSeen(name=name, roles=("worker",), virtual="mi300x-thor2") for name in ("n1", "n2"))
+    assert "of GPUs and fabric is of emulated ones" in measured(run(figures, seen=seen))

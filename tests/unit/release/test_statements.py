@@ -3,6 +3,7 @@ what belongs to the site."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -114,6 +115,20 @@ def test_provenance_says_what_the_image_was_built_from() -> None:
     assert measured_in(found).size == 1000
 
 
+def test_the_recorded_lock_is_the_one_whose_digest_is_named() -> None:
+    """A lock of further images, too, which the digest leaves out: a bundle compares the two byte by byte."""
+    joined = join()
+    assert joined.lock
+    lock = joined.lock.model_copy(update={"further": {"service": joined.lock.model_copy(update={"further": {}})}})
+    found = provenance(
+        joined.resolved, lock, manifest(lock), role="worker", inputs="d" * 64, content="e" * 64, size=1,
+        base=("base", DIGEST), context="f" * 64, asked={}, builder=HERE, started=THEN, finished=THEN,
+    )  # fmt: skip
+    own = found["buildDefinition"]["internalParameters"]["lock"]
+    text = json.dumps(own, indent=1, sort_keys=True) + "\n"
+    assert hashlib.sha256(text.encode()).hexdigest() == lock.digest()
+
+
 def test_a_ci_system_is_named_as_it_says() -> None:
     env = {
         "GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://example.com", "GITHUB_REPOSITORY": "a/b",
@@ -151,7 +166,8 @@ def test_a_report_names_no_node_user_or_address() -> None:
 
 def test_provenance_has_all_that_makes_the_image_again() -> None:
     found, joined = recorded_in(json.loads(json.dumps(said()))), join()
-    assert found.lock == joined.lock
+    assert joined.lock
+    assert found.lock == joined.lock.model_copy(update={"further": {}})
     assert (found.stack, found.nic, found.role, found.gfx, found.methods) == ("debian-13", "tcp", "worker", None, ())
     assert (found.context, found.base) == ("0" * 64, f"sha256:{'f' * 64}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tiny_adapters as tiny
 
 from rocstack.base.errors import BadInput
 from rocstack.serve import base_model, settings
-from rocstack.serve.adapter_check import Limits, check
+from rocstack.serve.adapter_check import Limits, check, parse_config
 from rocstack.serve.registry import FolderRegistry, hint
 from rocstack.serve.safetensors_header import MOST_HEADER, Tensor, read_header
 from rocstack.serve.staging import Staging
@@ -127,6 +128,12 @@ def test_ranks_by_layer(base: base_model.BaseModel) -> None:
         ({"r": 8}, "adapter-shape", "4x64"),
         ({"lora_alpha": "nan"}, "adapter-unread", "lora_alpha"),
         ({"lora_alpha": float("inf")}, "adapter-unread", "inf"),
+        ({"lora_alpha": float("nan")}, "adapter-unread", "nan"),
+        ({"lora_alpha": 10**400}, "adapter-unread", "lora_alpha"),
+        ({"lora_alpha": -1e7}, "adapter-unread", "at most 1,000,000"),
+        ({"alpha_pattern": {"q_proj": 1e300}}, "adapter-unread", "alpha_pattern of q_proj"),
+        ({"r": 10**400}, "adapter-rank", "up to 16"),
+        ({"rank_pattern": {f"q{each}": 4 for each in range(10_001)}}, "adapter-unread", "rank_pattern"),
     ],
 )
 def test_settings_that_are_refused(base: base_model.BaseModel, change: dict[str, Any], code: str, why: str) -> None:
@@ -135,6 +142,52 @@ def test_settings_that_are_refused(base: base_model.BaseModel, change: dict[str,
     assert raised.value.code == code
     assert why in f"{raised.value.what}"
     assert len(raised.value.what) < 300
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "9" * 5000, "1e999", "NaN"])
+def test_numbers_that_no_setting_has(number: str) -> None:
+    with pytest.raises(BadInput, match="no JSON"):
+        parse_config(f'{{"peft_type": "LORA", "lora_alpha": {number}}}'.encode())
+
+
+def test_settings_of_any_depth_are_refused(base: base_model.BaseModel) -> None:
+    """Python reads lists in each other that it can't show again."""
+    for depth in (*range(900, 1000), 100_000):
+        raw = f'{{"peft_type": {"[" * depth}{"]" * depth}}}'.encode()
+        with pytest.raises(BadInput):
+            check(parse_config(raw), tensors(), base, Limits(16))
+
+
+def test_patterns_say_nothing_of_layers_that_they_do_not_name(base: base_model.BaseModel) -> None:
+    """No text of the adapter becomes a regular expression, and what isn't asked for costs nothing."""
+    harmful = "(.*)*" * 20 + "$"
+    asked = tiny.settings(BASE) | {"target_modules": harmful, "exclude_modules": harmful}
+    found = check(asked, tensors(), base, Limits(16))
+    assert found.config["target_modules"] == ["q_proj", "v_proj"]
+    assert harmful not in json.dumps(dict(found.config))
+
+
+def test_an_adapter_of_very_many_layers_is_judged_in_one_pass() -> None:
+    """A stranger's 2,000 layers and as many patterns: not each with each."""
+    looks: list[str] = []
+
+    class Counted(dict[str, tuple[int, int]]):
+        def __iter__(self) -> Iterator[str]:
+            for key in super().__iter__():
+                looks.append(key)
+                yield key
+
+        def items(self) -> Any:
+            return [(key, self[key]) for key in self]
+
+    shapes = Counted({f"model.layers.{at}.q_proj": (8, 8) for at in range(2_000)})
+    wide = base_model.BaseModel(Path("/models/wide"), frozenset(), shapes)
+    of = {f"base_model.model.x.layers.{at}.q_proj.lora_{side}.weight": Tensor("F32", (1, 8) if side == "A" else (8, 1))
+          for at in range(2_000) for side in "AB"}  # fmt: skip
+    patterns = {f"layers.{at}.k_proj": 1 for at in range(2_000)}
+    found = check(tiny.settings("wide", rank=1, rank_pattern=patterns), of, wide, Limits(16))
+    assert found.modules == 2_000
+    assert len(looks) == 2_000
 
 
 @pytest.mark.parametrize(
@@ -189,6 +242,29 @@ def test_names_that_lead_elsewhere(adapters: Path, tmp_path: Path) -> None:
     assert [each.name for each in registry.visible("ann")] == ["inside"]
 
 
+def test_a_users_link_lists_nothing_of_others(tmp_path: Path) -> None:
+    """The gateway may read what she can't."""
+    (tmp_path / "secret" / "project-x").mkdir(parents=True)
+    (tmp_path / "users" / "ann").mkdir(parents=True)
+    (tmp_path / "users" / "ann" / "adapters").symlink_to(tmp_path / "secret")
+    registry = shared(tmp_path / "users", "users")
+    assert registry.visible("ann") == []
+    assert registry.find("ann", "project-x") is None
+
+
+def test_a_users_very_many_folders_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They once ended each look, and the gateway at its start."""
+    monkeypatch.setattr("rocstack.serve.registry.MOST", 20)
+    monkeypatch.setattr("rocstack.serve.registry.MOST_OWN", 10)
+    for at in range(50):
+        tiny.adapter(tmp_path / "ann" / "adapters" / f"a{at}", BASE)
+    tiny.adapter(tmp_path / "bob" / "adapters" / "b", BASE)
+    registry = shared(tmp_path, "users")
+    assert [each.name for each in registry.visible("bob")] == ["b"]
+    assert len(registry.visible("ann")) == 10
+    assert all(registry.find("ann", f"a{at}") for at in range(50))
+
+
 def test_users_see_their_own(tmp_path: Path) -> None:
     for user, name in (("ann", "a"), ("ann", "both"), ("bob", "b"), ("bob", "both")):
         tiny.adapter(tmp_path / user / "adapters" / name, BASE)
@@ -219,7 +295,7 @@ def test_ten_thousand_are_registered_without_opening_one(adapters: Path, monkeyp
     monkeypatch.setattr(os, "open", lambda *a, **k: opened.append(a) or real(*a, **k))
     registry = shared(adapters)
     assert registry.rescan() == 10_000
-    assert opened == []
+    assert len(opened) == 2, "their folder, at each look"
     assert "adapter-01234" in hint("adpter-01234", [each.name for each in registry.visible("ann")])
     assert hint("something-else-entirely", ["abc", "xyz"]) == ""
 

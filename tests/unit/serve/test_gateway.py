@@ -21,7 +21,7 @@ import pytest
 import tiny_adapters as tiny
 
 from rocstack.base.errors import BadInput
-from rocstack.serve import settings
+from rocstack.serve import proxy, settings
 from rocstack.serve.engine_arguments import refuse_own
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -200,6 +200,31 @@ def test_the_engines_ids_are_no_names(running: Running) -> None:
     running.ask("mine")
     for name in running.record()["loaded"]:
         assert running.ask(name, user="bob").status_code == 404
+
+
+PARTS: tuple[dict[str, Any], ...] = (
+    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:6820/slurm"}},
+    {"type": "image_url", "image_url": "https://example.org/a.png"},
+    {"image_url": "file:///etc/passwd"},
+    {"type": "video_url", "video_url": {"url": " data:x", "uuid": None}},
+    {"type": "input_file", "file_url": "ftp://example.org/a"},
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["messages", "input"])
+def test_the_engine_fetches_nothing_for_a_user(running: Running, part: dict[str, Any], name: str) -> None:
+    """It reaches more than she does: Slurm's interface on its loopback, or a cloud's keys."""
+    said = [{"role": "user", "content": [{"type": "text", "text": "image_url: what is it?"}, part]}]
+    answer = running.client.post(CHAT, json={"model": "poet", name: said}, headers=bearer("ann"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request-elsewhere")
+
+
+def test_what_is_in_the_request_itself_is_passed_on() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, {"image_url": "data:,"}]
+    tools = [{"type": "function", "function": {"parameters": {"image_url": "https://example.org"}}}]
+    assert proxy._elsewhere({"messages": [{"role": "user", "content": parts}, "x", None], "tools": tools}) == ""
+    assert proxy._elsewhere({"messages": 3, "input": "see https://example.org"}) == ""
 
 
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/record", "/v1/responses/1"])

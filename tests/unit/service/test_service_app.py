@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,51 @@ async def test_without_a_token_that_slurm_takes_nothing_is_told(site: Site, head
         answer = await site.client.get(path, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, code)
         assert answer.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/jobs", "application/json"),
+        ("/v1/fine_tuning/jobs", "application/json"),
+        ("/v1/size", "text/plain"),
+        ("/v1/uploads", "application/json"),
+        ("/v1/uploads/upload-1/complete", "application/json"),
+        ("/login", "application/x-www-form-urlencoded"),
+        ("/login", "multipart/form-data; boundary=x"),
+    ],
+)
+async def test_a_strangers_request_without_end_is_refused(site: Site, path: str, kind: str) -> None:
+    """Its body is read before anybody knows who sends it."""
+    taken = 0
+    file = b'--x\r\nContent-Disposition: form-data; name="token"; filename="a"\r\n\r\n'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal taken
+        yield file if "multipart" in kind else b'{"a": "'
+        for _ in range(1000):
+            taken += 1
+            yield b"x" * 65536
+
+    answer = await site.client.post(path, content=pieces(), headers={"Content-Type": kind})
+    assert (answer.status_code, taken < 20) == (413, True)
+    if path.startswith("/v1"):
+        assert answer.json()["error"]["code"] == "request-too-large"
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/uploads/upload-1/parts", "/files"])
+async def test_a_file_of_a_stranger_is_not_read(site: Site, path: str) -> None:
+    taken = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(1000):
+            taken += 1
+            yield b"x" * 65536
+
+    head = {"Content-Type": "multipart/form-data; boundary=x"}
+    answer = await site.client.post(path, content=pieces(), headers=head)
+    assert (answer.status_code, taken < 3) == (401, True)
 
 
 async def test_somebody_who_is_none_of_the_cluster(site: Site) -> None:

@@ -197,3 +197,10 @@ async def test_an_upload_that_is_dropped_or_too_large(site: Site) -> None:
     assert (await alice.post(f"{place}/cancel")).json()["status"] == "cancelled"
     assert (await alice.post(f"{place}/parts", files={"data": ("p", b"x")})).json()["error"]["code"] == "upload-closed"
     assert not os.listdir(site.data / "alice" / "uploads")
+
+
+async def test_lines_of_ever_other_keys_fill_no_memory() -> None:
+    rows = [json.dumps({"text": "a", **{f"k{line}-{key}": 1 for key in range(100)}}).encode() for line in range(20)]
+    with pytest.raises(RequestRefused, match="line 11: the file has more than 1000 different keys"):
+        dataset.check(rows)
+    assert dataset.check(rows[:10]).samples == 10

@@ -13,7 +13,7 @@ import pytest
 from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
-from rocstack.service import app, handover, jobs, routes_jobs, tuning
+from rocstack.service import app, handover, jobs, progress, routes_jobs, storage, tuning
 
 pytestmark = pytest.mark.anyio
 MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
@@ -390,6 +390,40 @@ async def test_events_as_they_come_until_the_end_and_again_from_one_on(site: Sit
     assert again.text.count("data: {") == 2
 
 
+async def test_what_a_job_writes_fills_no_memory(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that no float holds, more steps and more checkpoints than anybody looks at: the newest count."""
+    monkeypatch.setattr(progress, "STEPS", 3)
+    monkeypatch.setattr(progress, "READ", 2000)
+    monkeypatch.setattr(storage, "LISTED", 4)
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    rows = [json.dumps({"step": each, "loss": 1.5}) for each in range(500)]
+    odd = [f'{{"step": {500 + at}, "loss": {number}}}' for at, number in enumerate(("9" * 400, "1e308", "NaN"))]
+    (folder(site, key) / "metrics.jsonl").write_text("\n".join([*rows, *odd]) + "\n")
+    for step in range(9):
+        (folder(site, key) / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    slurm.set(100, "RUNNING", nodes="n1")
+    assert (await alice.get(f"/v1/jobs/{key}/metrics")).json()["data"] == [{"step": 500 + at} for at in range(3)]
+    events = (await alice.get(f"/v1/fine_tuning/jobs/{key}/events")).json()["data"]
+    assert len([each for each in events if each["message"].startswith("Step ")]) == 3
+    assert len((await alice.get(f"/v1/fine_tuning/jobs/{key}/checkpoints")).json()["data"]) == 4
+    page = await alice.get(f"/jobs/{key}")
+    assert page.status_code == 200
+
+
+async def test_a_log_goes_on_from_any_word_of_a_reader(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    (folder(site, key) / "log").write_text("hello\n")
+    slurm.set(100, "FAILED")
+    for last in ("²".encode("latin-1"), b"9" * 5000, b"-1"):
+        head = [(b"Last-Event-ID", last), (b"Accept", b"text/event-stream")]
+        answer = await alice.get(f"/v1/jobs/{key}/log", headers=head)
+        assert "hello" in answer.text
+
+
 async def test_each_change_is_in_the_audit_log(site: Site, slurm: FakeSlurmrestd) -> None:
     from sqlalchemy import select
 
@@ -405,3 +439,25 @@ async def test_each_change_is_in_the_audit_log(site: Site, slurm: FakeSlurmrestd
         ("alice", "job.cancel"),
     ]
     assert token("alice") not in str([vars(row) for row in rows])
+
+
+async def test_numbers_of_steps_are_read_again_when_they_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = site.of("alice")
+    key = (await alice.post("/v1/jobs", json={"recipe": "mine", "arguments": ["true"]})).json()["id"]
+    file, read = site.data / "alice/jobs" / key / "metrics.jsonl", []
+    parse = progress._steps
+    monkeypatch.setattr(progress, "_steps", lambda data: read.append(len(data)) or parse(data))
+
+    async def steps(after: int = 0) -> list[int]:
+        rows = (await alice.get(f"/v1/jobs/{key}/metrics", params={"after": after})).json()["data"]
+        return [row["step"] for row in rows]
+
+    assert await steps() == []
+    file.write_text('{"step": 2}\n{"step": 1}\n{"step": 2, "loss": 1.0}\n')
+    assert [await steps(), await steps(), await steps(1), await steps(2)] == [[1, 2], [1, 2], [2], []]
+    assert len(read) == 1
+    with file.open("a") as more:
+        more.write('{"step": 3}\n')
+    assert (await steps(1), len(read)) == ([2, 3], 2)
+    monkeypatch.setattr(progress, "FILES", 0)
+    assert (await steps(), progress._KNOWN) == ([1, 2, 3], {})

@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
-from misspelling import misspelt
+from misspelling import misspelt, rewritten
 from pydantic import BaseModel
 
 from rocstack.base import document
@@ -90,7 +90,7 @@ def test_every_misspelt_key_is_caught(file: str, tmp_path: Path) -> None:
     for loc, line in doc.lines.items():
         name = loc[-1] if loc else 0
         if isinstance(name, str) and name in known and f"{name}:" in (DATA / f"{file}.yml").read_text():
-            for typo in sorted(misspelt(name) - known):
+            for typo in sorted((misspelt(name) | rewritten(name)) - known):
                 seen += 1
                 if not caught(file, f"{name}:", f"{typo}:", line, name, tmp_path):
                     missed.append(f"{'.'.join(map(str, loc))}: {typo}")
@@ -125,7 +125,7 @@ def test_misspelt_words_of_choices_are_caught(tmp_path: Path) -> None:
                 value = value[part]
             choice = words(at(model, loc)) if isinstance(value, str) else set()
             for word in sorted(choice):
-                for typo in sorted(misspelt(word) - choice):
+                for typo in sorted((misspelt(word) | rewritten(word)) - choice):
                     seen += 1
                     assert value in text[line - 1]
                     if not caught(file, value, f'"{typo}"', line, word, tmp_path):

@@ -85,7 +85,14 @@ def test_numbers_from_the_environment(text: str, tmp_path: Path) -> None:
         ("nic: 5\n", 1, "nic = 5"),
         ("stack: x\nnic:\n  - tcp\n", 2, 'nic = ["tcp"]'),
         ("nic: tcp\nnic: tcp\n", 2, "appears twice"),
-        ("attempts: 0\n", 1, "attempts = 0"),
+        ("attempts: 0\n", 1, "attempts = 0: must be at least 1, not 0"),
+        ("NIC: tcp\n", 1, "did you mean 'nic'"),
+        ("base:\n", 1, "base: must be one of auto, registry, mmdebstrap, and nothing is there"),
+        ("base: true\n", 1, "base: must be one of auto, registry, mmdebstrap, not true"),
+        (f"ca_bundle: {'x' * 3000}\n", 1, f"no file {'x' * 120}..."),
+        (f"sources: {'x' * 900}\n", 1, f"no folder {'x' * 120}..."),
+        ("cluster: {control_address: 10.0.0.256}\n", 1, "'10.0.0.256' is not a host name or an address"),
+        ("cluster: {gres: on}\n", 1, "cluster.gres: must be one of auto, off, not true"),
         (
             "attempts: '4'\nbase: registy\n",
             2,
@@ -113,7 +120,8 @@ def test_numbers_from_the_environment(text: str, tmp_path: Path) -> None:
         ("run: 7\n", 1, "run = 7: must be a mapping"),
         ("rehearsal: maybe\n", 1, "must be true or false, not 'maybe'"),
         ("run:\n  ulimits:\n    memlok: -1\n", 3, "there is no limit 'memlok': did you mean 'memlock'"),
-        ('out: "a\\nb"\n', 1, "out = 'a\\nb'"),
+        ('out: "a\\nb"\n', 1, "out = 'a\\nb': 'a\\nb' is not one line of text"),
+        (f"nic: {'A' * 9000}\n", 1, f"nic = '{'A' * 120}...': '{'A' * 120}...' is not a name"),
         ("- nic\n", 1, "must hold a mapping"),
     ],
 )
@@ -122,6 +130,42 @@ def test_refused_with_file_and_line(text: str, line: int, says: str, tmp_path: P
         load({}, {}, written(tmp_path, text))
     assert says in refused.value.what
     assert str(refused.value.where) == f"{tmp_path}/rocstack.yml:{line}"
+
+
+@pytest.mark.parametrize(
+    "name", ["rocstack.yaml", "rocstack.YML", "Rocstack.yml", ".rocstack.yml", "rocstack.yml.txt", "rocstac.yml"]
+)
+def test_settings_of_a_file_of_another_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("nic: broadcom\n")
+    with pytest.raises(BadInput, match=f"'{name}' is never read: the settings are in rocstack.yml"):
+        load({}, {}, tmp_path)
+    assert load({}, {}, written(tmp_path, "nic: mellanox\n"))[0].nic == "mellanox"
+
+
+def test_other_files_are_not_settings(tmp_path: Path) -> None:
+    (tmp_path / "rocstack").mkdir()
+    (tmp_path / "rocstack.yaml").mkdir()
+    for name in ("rocstack.lock", "rocstack-secrets.yml", "rocstack.yml~", "release.yml", "inventory.yml"):
+        (tmp_path / name).write_text("nic: broadcom\n")
+    assert load({}, {}, tmp_path)[0] == Settings()
+
+
+@pytest.mark.parametrize("target", ["/nonexistent/rocstack.yml", "rocstack.yml"])
+def test_a_link_to_nothing_is_not_passed_over(target: str, tmp_path: Path) -> None:
+    (tmp_path / "rocstack.yml").symlink_to(target)
+    with pytest.raises(BadInput, match="can't read"):
+        load({}, {}, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "---\n", "null\n", "# all is commented out\n---\n"])
+def test_a_file_that_says_nothing(text: str, tmp_path: Path) -> None:
+    assert load({}, {}, written(tmp_path, text))[0] == Settings()
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "OFF"])
+def test_gpus_can_be_left_out(text: str, tmp_path: Path) -> None:
+    """YAML reads `off` as false."""
+    assert load({}, {}, written(tmp_path, f"cluster: {{gres: {text}}}\n"))[0].cluster.gres == text.strip("'").lower()
 
 
 @pytest.mark.parametrize(

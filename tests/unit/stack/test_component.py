@@ -111,7 +111,7 @@ def test_refused_with_its_line(text: str, line: int, says: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        ("about: x\nways: {}\n", 3, "at least 1 item"),
+        ("about: x\nways: {}\n", 3, "it is empty"),
         ("about: x\nway: {}\n", 3, "did you mean 'ways'"),
         ("about: x\nways: {inbox: {package: [a]}}\n", 3, "did you mean 'packages'"),
         ("about: x\nways: {inbox: {}}\nprovider: x'; reboot\n", 4, "is not the name of a driver"),

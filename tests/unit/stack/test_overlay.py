@@ -51,7 +51,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         ("slurm_packages_append:", 1, "bad-value", "must be a list of packages"),
         ("slurm_packages_append: {a: b}", 1, "bad-value", "must be a list of packages"),
         ("slurm_packages_append:\n  - a\n  - b; reboot\n", 3, "bad-value", "'b; reboot' is not a package name"),
-        ("slurm_packages_append:\n  - a\n  - 1\n", 3, "bad-value", "valid string"),
+        ("slurm_packages_append:\n  - a\n  - 1\n", 3, "bad-value", "must be text: write it in quotes"),
         ("slurm_packages_append:\n  - a\n  - EOS\n", 3, "bad-value", "'EOS' is not a package name"),
         ("slurm_packages_append: [a]\nslurm_packages_append: [b]", 2, "duplicate-key", "appears twice"),
         ("slurm_packages_append: [a", 1, "bad-yaml", "not valid YAML"),

@@ -52,7 +52,7 @@ def test_needed(field: str, tmp_path: Path) -> None:
     del data[field]
     file = tmp_path / "mine.yml"
     file.write_text(yaml.safe_dump(data))
-    with pytest.raises(BadInput, match=f"^{field}: field required"):
+    with pytest.raises(BadInput, match=f"^{field}: it is missing"):
         stack.load(str(file))
 
 

@@ -44,6 +44,7 @@ class FakeSlurmrestd:
         self.lose = 0  # so many submissions are taken and not answered
         self.refuse = ""  # what Slurm says of a submission
         self.next = 100
+        self.address = ""  # of every node, in place of the recorded ones
 
     @property
     def transport(self) -> httpx.MockTransport:
@@ -103,7 +104,11 @@ class FakeSlurmrestd:
         if place == "jobs":
             rows = self.jobs if plugin == "slurm" else self.forgotten
             return httpx.Response(200, json={"jobs": list(rows.values()), "errors": [], "warnings": []})
-        return httpx.Response(200, json=recorded(place))
+        found = recorded(place)
+        if place == "nodes" and self.address:
+            for node in found["nodes"]:
+                node["address"] = self.address
+        return httpx.Response(200, json=found)
 
     def _submit(self, request: httpx.Request, body: dict[str, Any], user: str) -> httpx.Response:
         if self.refuse:

@@ -141,6 +141,11 @@ def test_partitions_of_a_gpu_are_no_more_cards() -> None:
         evidence["on_hosts"][node]["partitions"] = dict.fromkeys(evidence["on_hosts"][node]["vram"], "CPX")
         evidence["gpu_jobs"][node]["all"] |= {"agents": 64}
     assert red(replay(evidence, only="gpu-tools")) == set()
+    for node in ("n1", "n2"):
+        parts = [f"{a}-{b}" for a in range(64) for b in range(a + 1, 64)]
+        smi = {"cards": {f"card{part}": "0x74a1" for part in range(64)}, "links": dict.fromkeys(parts, "XGMI")}
+        evidence["gpu_jobs"][node]["all"]["smi"] |= smi
+    assert red(replay(evidence, only="gpu-links")) == set(), "rocm-smi numbers the parts"
 
 
 @pytest.mark.parametrize(
@@ -505,6 +510,19 @@ def test_what_amd_smi_says_travels_as_it_is(tmp_path: Path, monkeypatch: pytest.
     tool.chmod(0o755)
     text = '[\n{"gpu": 0}\n]'
     assert program["amd_smi"]() == {"firmware": text, "list": "no driver", "topology": text}
+
+
+def test_a_warning_before_what_rocm_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program: dict[str, Any] = {}
+    exec((suite.checks() / "programs/gpus.py").read_text().partition("\nanswer = ")[0], program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tool = tmp_path / "rocm-smi"
+    tool.write_text(
+        "#!/bin/sh\necho 'WARNING: AMD GPU device(s) is/are in a low-power state.'; echo\n"
+        'echo \'{"card0": {"Device ID": "0x74a1"}}\'\n'
+    )
+    tool.chmod(0o755)
+    assert program["smi"]()["cards"] == {"card0": "0x74a1"}
 
 
 def test_links_that_all_nodes_lack_are_missing() -> None:

@@ -48,6 +48,7 @@ FAST, SLOW, PLAIN, FEW = ("8 × broadcom 400G",), ("8 × mellanox 200G",), ("1 �
         ("all-gather-busbw", X, SLOW, 2, None),
         ("memory", X, FAST, 1, 1.5),
         ("memory", ("4 × AMD Instinct MI300A gfx942",), FAST, 1, None),
+        ("memory", ("1 × AMD Instinct MI300X VF gfx942",), (), 1, None),  # a guest with one GPU has its share
         ("gemm-bf16", X, FAST, 1, 552),
         ("gemm-bf16", ("8 × AMD Instinct MI325X gfx942",), FAST, 1, 554),
         ("gemm-bf16", E, FAST, 1, 956),

@@ -79,6 +79,15 @@ class PullAnswer(Answer):
         return f"pulled {count / 1e6:.1f} MB in {seconds:.1f} s{again}"
 
 
+class TrustAnswer(Answer):
+    """rocstack_trust: fingerprints of the keys that signed each image, by role."""
+
+    signers: dict[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        return "found the images signed by the keys of the trust policy"
+
+
 class CopiedImage(Answer):
     """`error` is empty where the copy arrived."""
 
@@ -137,6 +146,7 @@ class WaitReadyAnswer(Answer):
 
 
 TASKS: dict[str, tuple[str, type[Answer]]] = {  # by name: what people read while it runs, and its answer
+    "Trust": ("checking the signatures itself", TrustAnswer),
     "Pull": ("pulling the image", PullAnswer),
     "Copy": ("filling the rack's registry", CopyAnswer),
     "Control": ("starting the control plane", ApplyAnswer),

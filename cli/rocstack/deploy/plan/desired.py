@@ -1,7 +1,7 @@
 """What every node of a cluster is to be, from its facts and the person's settings: one order a node. Pure."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
@@ -30,7 +30,7 @@ from rocstack.node import hostlist
 from rocstack.node.containers import OLD
 
 SLURM_UID = 64030
-USER, NODE = "rocstack", "node"  # accounts of the registry: who pushes, who pulls
+USER = "rocstack"  # the account that pushes; each node has one of its own name, that pulls
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class DesiredCluster:
             commands.append((services.WORKER, "rocstack-users"))
         for mirror in self.mirrors:
             if mirror.node == host.name:
-                files += registry_files(keys, keys.rack_password(host.name))
+                files += registry_files(keys, host.name, self.inventory, self.mirrors)
                 files += self._server_files(host.name, {mirror.host, self.facts.address(host), host.name})
                 containers.append(services.registry(control.id, mirror.port))
                 images.append(control)
@@ -235,7 +235,7 @@ class DesiredCluster:
         return [
             FileSpec(services.JWT_KEY, self.keys.jwt_key, 0o400),
             FileSpec(services.DATABASE, self.keys.database_password.encode(), 0o400),
-            *(registry_files(self.keys, self.keys.registry_password) if self.has_registry else []),
+            *(registry_files(self.keys, control.name, self.inventory, ()) if self.has_registry else []),
             *(self._server_files(control.name, self._control_names) if serves else []),
             *(self._service_files(self.cluster.service) if self.cluster.service else []),
             *(
@@ -263,6 +263,7 @@ class DesiredCluster:
                 name: {"uid": each.uid, "gid": each.gid or each.uid} for name, each in self.cluster.users.items()
             },
             "limits": service.limits.model_dump(),
+            "servers": [each.model_dump() for each in service.servers],
         }
         key = tls.host_key(keys.registry_key, f"service {control.name}")
         names = {self.control_address, control.name, control.host}
@@ -322,9 +323,17 @@ def service_database(keys: Secrets) -> FileSpec:
     return FileSpec(services.SERVICE_DATABASE, keys.service_database_password.encode(), 0o400, SERVICE_UID, SERVICE_UID)
 
 
-def registry_files(keys: Secrets, push_password: str) -> list[FileSpec]:
-    """Passwords of a registry's two accounts."""
+def registry_files(keys: Secrets, node: str, inventory: Inventory, racks: Iterable[RackRegistry]) -> list[FileSpec]:
+    """Passwords of the accounts at the registry that `node` runs. All nodes may pull from the control node's; from a
+    rack's, those of the rack and the racks' registries, which copy from one another."""
+    if node == inventory.control.name:
+        push, names = keys.registry_password, {host.name for host in inventory.nodes}
+    else:
+        ours = [each for each in racks if each.node]
+        push, names = keys.rack_password(node), {str(each.node) for each in ours}
+        names |= {name for each in ours if each.node == node for name in each.serves}
+    pulls = "".join(f"{name}:{keys.pull_password(name, node)}\n" for name in sorted(names))
     return [
-        FileSpec(services.REGISTRY, push_password.encode(), 0o400),
-        FileSpec(services.REGISTRY_PULL, keys.registry_pull_password.encode(), 0o400),
+        FileSpec(services.REGISTRY, push.encode(), 0o400),
+        FileSpec(services.REGISTRY_PULL, pulls.encode(), 0o400),
     ]

@@ -34,6 +34,7 @@ from rocstack.deploy.read.journal import Journal, JournalImages, VerifiedLevel
 from rocstack.deploy.read.trusted import TrustCheck
 from rocstack.doctor import fleet
 from rocstack.edge.ansible import FORKS, State
+from rocstack.edge.locks import Sign, unsigned
 from rocstack.stack import component
 
 UIDS = {"munge": 42430, "slurm": SLURM_UID}  # in the images
@@ -63,6 +64,7 @@ class DeployRequest:
     runs: Path | None = None  # folder of the acceptance suite's, with what they proved
     trust: TrustCheck | None = None  # what the site asks of images; None: nothing
     replaces: tuple[str, ...] = ()  # keys that the cluster trusted until now, without any in their place
+    sign: Sign = unsigned  # the line that the cluster's history gets
 
     def rollout(self, known: Journal) -> RolloutSettings:
         """How an update goes through the nodes."""
@@ -86,6 +88,7 @@ class PreparedDeploy:
     keys: Secrets
     findings: tuple[Finding, ...]
     desired: DesiredCluster | None  # None: the control node could not be read
+    trust_order: Mapping[str, Any] = field(default_factory=dict, repr=False)  # for the control node; empty: no policy
 
     @cached_property
     def node_specs(self) -> dict[str, NodeSpec]:
@@ -156,11 +159,12 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command)
     known = journal.loads(control.journal) if control else Journal()
     images = request.choose(known)
-    proved, trust = _proved(known, images, request.runs), request.trust
+    proved, trust, order = _proved(known, images, request.runs), request.trust, dict[str, Any]()
     if trust:
         events.say("checking the signatures of the images")
         found = trust(images, events.say)
         proved = found.proved  # by signed reports alone
+        order = {**found.order, "virtual": all(node.profile.virtual for node in gathered.nodes)}
         images = {role: replace(image, signers=found.signers) for role, image in images.items()}
     desired = None
     if control:
@@ -190,7 +194,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         cluster=cluster.name,
         munge=hashlib.sha256(keys.munge_key).hexdigest(),
     )
-    return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired)
+    return PreparedDeploy(request, images, gathered, known, keys, precheck(scope), desired, order)
 
 
 def _required(request: DeployRequest) -> int | None:

@@ -45,14 +45,14 @@ class Secrets:
     new: tuple[str, ...] = ()
 
     @property
-    def registry_pull_password(self) -> str:
-        """Of the account that nodes pull with."""
-        return self._derived("pull")
-
-    @property
     def service_database_password(self) -> str:
         """Of the service's account at the database; it follows from that of Slurm's, and goes with it."""
         return hmac.new(self.database_password.encode(), b"service", hashlib.sha256).hexdigest()
+
+    def pull_password(self, node: str, registry: str) -> str:
+        """Of a node's account at the registry that another node runs. Each registry knows others, so what its node's
+        root reads there opens no other registry."""
+        return self._derived(f"pull {node} from {registry}")
 
     def rack_password(self, node: str) -> str:
         """Of the account that pushes into the registry which a worker runs: its root may push into no other."""

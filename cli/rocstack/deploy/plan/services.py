@@ -28,6 +28,7 @@ SERVICE_OF = {name: service for service, name in SERVICES.items()}
 CONTAINERS = {"control": (API, DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
 _PRIVILEGES = (*privileges.LEAST, *privileges.SERVICE)
+SERVICE_MEMORY = "4g"  # what strangers and people make it hold ends the service, and not Slurm's controller beside it
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
 
@@ -71,6 +72,8 @@ def service(image: str, mounts: Iterable[Mount]) -> ContainerSpec:
         f"--user={SERVICE_UID}:{SERVICE_UID}",
         "--network=host",
         "--read-only",
+        f"--memory={SERVICE_MEMORY}",
+        f"--memory-swap={SERVICE_MEMORY}",
         "--tmpfs=/tmp:nosuid,nodev,noexec,size=1g,mode=1777",
         f"--tmpfs=/run/rocstack:nosuid,nodev,noexec,size=16m,mode=0700,uid={SERVICE_UID},gid={SERVICE_UID}",
         "--stop-timeout=45",  # seconds: it gives requests 30

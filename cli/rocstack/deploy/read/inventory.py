@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.text import plain
 from rocstack.deploy.read import inventory_text, inventory_values
 from rocstack.deploy.read.inventory_text import InventoryText
 from rocstack.deploy.read.inventory_values import is_address
@@ -169,6 +170,7 @@ def load(path: Path) -> Inventory:
     text = inventory_text.read(path)
     text.refuse_lost()
     if done.returncode:
+        text.refuse_unread()
         raise ansible.start_error(done.stderr, path)
     said = ansible.warnings(done.stderr)
     if lost := next((each for each in said if _LOST.search(each)), None):
@@ -347,7 +349,7 @@ def _lack(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
 
 def _meant(group: str) -> str | None:
     """The group of ours for which another word stands."""
-    word = group.lower().replace("-", "_")
+    word = plain(group).replace("-", "_")
     hint = did_you_mean(word, _OTHER_WORDS)
     for ours, others in _OTHER_WORDS.items():
         if word in others or hint == f"did you mean '{ours}'?":

@@ -35,6 +35,7 @@ class InventoryText:
     variables: dict[tuple[str, str], Where] = field(default_factory=dict)
     owners: dict[str, Where] = field(default_factory=dict)  # of files in group_vars and host_vars
     _lost: list[BadInput] = field(default_factory=list)
+    _unread: list[BadInput] = field(default_factory=list)
 
     def of(self, name: str) -> Where:
         """Where a group or host is named first."""
@@ -57,6 +58,15 @@ class InventoryText:
             BadInput: a key that Ansible skips, or one that takes the place of another.
         """
         for error in self._lost:
+            raise error
+
+    def refuse_unread(self) -> None:
+        """Where Ansible failed: it names no file and no line.
+
+        Raises:
+            BadInput: a file beside the inventory that is no YAML, or holds no variables.
+        """
+        for error in self._unread:
             raise error
 
     def refuse_nobodys(self, known: Iterable[str]) -> None:
@@ -100,7 +110,12 @@ def read(path: Path) -> InventoryText:
             if file.stat().st_size > _MOST:
                 continue
             content = file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError):
+        except OSError:
+            continue
+        except UnicodeDecodeError as error:
+            if owner is not None:
+                at = Where(str(file), error.object.count(b"\n", 0, error.start) + 1)
+                text._unread.append(BadInput.of("not-utf8", at, byte=error.object[error.start]))
             continue
         if owner is not None:
             text.owners.setdefault(owner, Where(str(file), 1))
@@ -109,7 +124,9 @@ def read(path: Path) -> InventoryText:
         root = _composed(content) if file.suffix in _YAML else None
         if isinstance(root, yaml.MappingNode):
             _Yaml(text, file).read(root, owner)
-        elif owner is None and file.suffix not in (*_YAML[1:], ".toml"):
+        elif owner is not None:
+            _no_variables(text, file, content)
+        elif file.suffix not in (*_YAML[1:], ".toml"):
             _ini(text, file, content)
     return text
 
@@ -155,6 +172,20 @@ def _composed(content: str) -> yaml.Node | None:
         return node
     except (yaml.YAMLError, ValueError):
         return None
+
+
+def _no_variables(text: InventoryText, file: Path, content: str) -> None:
+    try:
+        node = yaml.compose(content, Loader=_Loader)
+    except RecursionError:
+        return
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = Where(str(file), min(mark.line, content.rstrip().count("\n")) + 1 if mark else None)
+        text._unread.append(BadInput.of("bad-yaml", at, why=getattr(error, "problem", None) or error))
+        return
+    if node is not None and node.tag != "tag:yaml.org,2002:null":
+        text._unread.append(BadInput.of("inventory-no-variables", Where(str(file), node.start_mark.line + 1)))
 
 
 @dataclass
@@ -231,7 +262,8 @@ class _Yaml:
 
 def _ini(text: InventoryText, file: Path, content: str) -> None:
     group, kind, seen = "ungrouped", None, dict[tuple[str, str], int]()
-    groups, children = {"all", "ungrouped"}, list[tuple[str, Where]]()
+    # Of a folder, a file may go on with the groups of those before it.
+    groups, children = {"all", "ungrouped", *text.names}, list[tuple[str, Where]]()
     for number, line in enumerate(content.splitlines(), 1):
         where, words = Where(str(file), number), line.split("#", 1)[0].split()
         if not words or words[0].startswith(";"):
@@ -242,11 +274,16 @@ def _ini(text: InventoryText, file: Path, content: str) -> None:
                 hint = hinted(kind, GROUP_KEYS)
                 text._lost.append(BadInput.of("inventory-section", where, group=group, kind=kind, hint=hint))
             text.names.setdefault(group, where)
-            groups.add(group)
+            if kind == "vars":
+                children.append((group, where))
+            else:
+                groups.add(group)
         elif words[0].startswith("[") and ":" not in words[0]:
             text._lost.append(BadInput.of("inventory-open", where, line=line.strip()))
         elif kind == "vars":
             text._add(group, line.partition("=")[0].strip(), where)
+            if "=" not in line:
+                text._lost.append(BadInput.of("inventory-pair", where, word=words[0], host=group))
         elif kind == "children":
             children.append((words[0], where))
         else:

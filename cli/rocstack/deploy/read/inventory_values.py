@@ -2,10 +2,11 @@
 
 import ipaddress
 import re
+import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from rocstack.base import paths
 from rocstack.base.errors import did_you_mean, hinted
 from rocstack.base.text import distance
 
@@ -42,7 +43,15 @@ _OTHER_WORDS = {
     "ansible_ssh_key_file": "ansible_private_key_file", "ansible_sudo": "ansible_become",
     "ansible_sudo_user": "ansible_become_user", "ansible_become_root": "ansible_become",
 }  # fmt: skip
-_CONNECTIONS = ("ssh", "smart", "paramiko", "paramiko_ssh", "local", "psrp", "winrm")  # that ansible-core has
+_CHOICES = {  # what ansible-core has, and community.general's ways to become somebody
+    "ansible_connection": ("connection", ("ssh", "smart", "paramiko", "paramiko_ssh", "local", "psrp", "winrm")),
+    "ansible_shell_type": ("shell", ("sh", "csh", "fish", "powershell", "cmd")),
+    "ansible_become_method": ("method", ("sudo", "su", "runas", "doas", "dzdo", "ksu", "machinectl", "pbrun", "pfexec",
+                                         "pmrun", "run0", "sesu", "sudosu")),
+}  # fmt: skip
+_USERS = ("ansible_user", "ansible_ssh_user", "ansible_become_user")
+_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args", "ansible_become_flags",
+              "ansible_scp_extra_args", "ansible_sftp_extra_args")  # fmt: skip
 _TRUTH = ("yes", "no", "true", "false", "on", "off", "y", "n", "t", "f", "1", "0", "1.0", "0.0")
 _NUMBERS = ("ansible_timeout", "ansible_ssh_timeout", "ansible_ssh_retries")
 REGISTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?")
@@ -126,11 +135,24 @@ def doubtful(variable: str, value: Any) -> str | None:
         return "is neither true nor false"
     if variable in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}", text):
         return "is not a whole number"
-    if variable == "ansible_connection" and "." not in text and text not in _CONNECTIONS:
-        return f"is no connection that Ansible has{hinted(text, _CONNECTIONS)}"
-    if variable in ("ansible_private_key_file", "ansible_ssh_private_key_file") and text.startswith(("/", "~")):
-        return None if Path(text).expanduser().exists() else "is not there"
+    if variable in _CHOICES and "." not in text:
+        noun, known = _CHOICES[variable]
+        return None if text in known else f"is no {noun} that Ansible has{hinted(text, known)}"
+    if variable in _USERS and re.search(r"^-|\s|[\x00-\x1f\x7f]", text):
+        return "is not the name of a user"
+    if variable in _ARGUMENTS and not _splits(text):
+        return "has an open quote"
+    if variable in ("ansible_private_key_file", "ansible_ssh_private_key_file") and text:
+        return None if paths.there(text) else "is not there"
     return None
+
+
+def _splits(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_port(value: Any) -> bool:

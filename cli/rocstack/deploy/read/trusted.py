@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.base.image_names import content_tag, id_tag
@@ -42,6 +43,7 @@ class Trusted(Value):
 
     signers: tuple[str, ...] = ()
     proved: tuple[VerifiedLevel, ...] = ()
+    order: dict[str, Any] = Field(default_factory=dict, repr=False)  # by which the control node judges them itself
 
 
 class SignedReport(BaseModel):
@@ -75,9 +77,12 @@ class Kept:
             raise Untrusted.of("signature-broken", reference=self.reference, why=f"what was kept of {name} was changed")
         return data
 
-    def save(self, file: Path) -> None:
+    def to_dict(self) -> dict[str, Any]:
         held = {name: base64.b64encode(data).decode() for name, data in self.held.items()}
-        about = {"schema": SCHEMA, "reference": self.reference, "digest": self.digest, "held": held}
+        return {"reference": self.reference, "digest": self.digest, "held": held}
+
+    def save(self, file: Path) -> None:
+        about = {"schema": SCHEMA, **self.to_dict()}
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, json.dumps(about) + "\n")
 
@@ -137,25 +142,29 @@ class TrustCheck:
             CheckFailed, Missing, BadInput: its registry fails, or there is none, and nothing was kept.
         """
         required = {ATTESTATIONS[name] for name in (*self.require, *(("verify",) if self.level is not None else ()))}
-        found = dict[str, SignedEvidence]()
+        found, held = dict[str, SignedEvidence](), dict[str, Kept]()
         away: RocstackError | None = None if self.repository else BadInput.of("no-trust-registry")
         for role, image in images.items():
             if self.repository and not away:  # it is asked once
                 try:
-                    found[role] = self._released(self.repository(role), image, required)
+                    found[role], held[role] = self._released(self.repository(role), image, required)
                     continue
                 except (CheckFailed, Missing) as error:
                     if error.code not in AWAY:
                         raise
                     away = error
                     say(f"{error.what.splitlines()[0]}: checking the signatures that were kept")
-            found[role] = self._kept(image, required, away)
+            found[role], held[role] = self._kept(image, required, away)
         common = set.intersection(*(set(each.signers) for each in found.values()))
         if not common:
             raise Untrusted.of("signers-differ", images=" and ".join(each.reference for each in found.values()))
-        return Trusted(signers=tuple(sorted(common)), proved=tuple(_levels(found["worker"], images)))
+        proved = tuple(_levels(found["worker"], images))
+        rows = {role: {"id": images[role].id, **each.to_dict()} for role, each in held.items()}
+        policy = {"require": sorted(required), "level": self.level, "replaces": list(self.replaces)}
+        order = {"images": rows, "keys": [key.pem.decode() for key in self.keys], **policy}
+        return Trusted(signers=tuple(sorted(common)), proved=proved, order=order)
 
-    def _released(self, repository: Repository, image: Image, required: set[str]) -> SignedEvidence:
+    def _released(self, repository: Repository, image: Image, required: set[str]) -> tuple[SignedEvidence, Kept]:
         """Tags are hints where to look: of what has this image's configuration, the first that is proved counts."""
         kept, problem = Kept.read(_file(self.folder, image.id)), None
         for digest in _digests(repository, image, kept.digest if kept else ""):
@@ -167,18 +176,18 @@ class TrustCheck:
             raise problem
         raise Untrusted.of("image-unreleased", repository=repository.reference, role=image.role, id=image.id[7:19])
 
-    def _kept(self, image: Image, required: set[str], away: RocstackError | None) -> SignedEvidence:
+    def _kept(self, image: Image, required: set[str], away: RocstackError | None) -> tuple[SignedEvidence, Kept]:
         """Raises `away` where nothing was kept of this image."""
         kept = Kept.read(_file(self.folder, image.id))
         if kept is None or not is_of(kept.manifest(kept.digest), image.id):
             assert away is not None
             raise away
-        return verify(kept, kept.digest, self.keys, required)
+        return verify(kept, kept.digest, self.keys, required), kept
 
 
 def keep(
     folder: Path, source: Source, image_id: str, digest: str, keys: Sequence[PublicKey], required: Collection[str] = ()
-) -> SignedEvidence:
+) -> tuple[SignedEvidence, Kept]:
     """Verifies an image of `source`, and keeps what proves it for a time without that source.
 
     Raises:
@@ -187,7 +196,7 @@ def keep(
     kept = Kept(source.reference, digest)
     evidence = verify(Noting(source, kept), digest, keys, required)
     kept.save(_file(folder, image_id))
-    return evidence
+    return evidence, kept
 
 
 def _file(folder: Path, image_id: str) -> Path:

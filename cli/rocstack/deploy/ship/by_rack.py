@@ -78,7 +78,7 @@ class _RackFill:
 
     def _copy(self, by_node: Mapping[str, Sequence[Copy]]) -> list[str]:
         """The registries that have it then."""
-        specs = {node: self._copy_spec(copies) for node, copies in by_node.items()}
+        specs = {node: self._copy_spec(node, copies) for node, copies in by_node.items()}
         done = []
         for node, run in self.node_runs.send("registry-copy.yml", specs).items():
             answer = run.answer("Copy", CopyAnswer)
@@ -97,11 +97,12 @@ class _RackFill:
                 )
         return done
 
-    def _copy_spec(self, copies: Sequence[Copy]) -> dict[str, object]:
+    def _copy_spec(self, node: str, copies: Sequence[Copy]) -> dict[str, object]:
         path, _, digest = (self.image.reference or "").partition("/")[2].partition("@")
         about = {"digest": digest, "tag": id_tag(self.image.id)}
         into = {there: self._into(there) for _, there in copies}
-        logins = [*(account(self.desired, here) for here in sorted({here for here, _ in copies})), *into.values()]
+        sources = sorted({here for here, _ in copies})
+        logins = [*(account(self.desired, here, node) for here in sources), *into.values()]
         return {
             "image": self.prepared.images["control"].id,
             "copies": [
@@ -117,7 +118,7 @@ class _RackFill:
         """Where its host writes into it, and as whom: one of ours takes pushes on loopback only."""
         mirror = self.mirrors[registry]
         if not mirror.node:
-            return account(self.desired, registry)
+            return account(self.desired, registry, self.desired.inventory.control.name)
         keys = self.desired.keys
         end = f"127.0.0.1:{push_port(mirror.port)}"
         return RegistrySpec(end, USER, keys.rack_password(mirror.node), keys.registry_ca)

@@ -16,7 +16,7 @@ from rocstack.deploy.nodes.answers import PullAnswer
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import RegistrySpec
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
-from rocstack.deploy.plan.desired import NODE, USER, DesiredCluster
+from rocstack.deploy.plan.desired import USER, DesiredCluster
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.read.facts import push_port
@@ -37,15 +37,17 @@ def home(desired: DesiredCluster) -> str:
     return parse_registry(ship.registry).host if ship.registry else desired.registry_address
 
 
-def account(desired: DesiredCluster, host: str) -> RegistrySpec:
-    """Who a node is at a registry. At the site's it is who it says itself, or this machine's user.
+def account(desired: DesiredCluster, host: str, node: str) -> RegistrySpec:
+    """Who a node is at a registry: at ours, itself. At the site's it is who it says itself, or this machine's user.
 
     Raises:
         Missing: this machine has no login that it could pass on.
     """
-    ours = {mirror.registry for mirror in desired.mirrors if mirror.node}
-    if host in ours or (desired.has_registry and host == desired.registry_address):
-        return RegistrySpec(host, NODE, desired.keys.registry_pull_password, desired.keys.registry_ca)
+    ours = {mirror.registry: mirror.node for mirror in desired.mirrors if mirror.node}
+    if desired.has_registry:
+        ours[desired.registry_address] = desired.inventory.control.name
+    if host in ours:
+        return RegistrySpec(host, node, desired.keys.pull_password(node, ours[host]), desired.keys.registry_ca)
     if not desired.cluster.ship.registry_login:
         return RegistrySpec(host)
     login = docker_login(host)

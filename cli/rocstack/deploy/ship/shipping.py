@@ -115,7 +115,7 @@ class Shipping:
                 if method == "rack":
                     started.wait()  # their registries run from the control image
                     hosts = by_rack.fill(prepared, ready, lacking, runs, events)
-                sources = {name: by_registry.account(desired, host) for name, host in hosts.items()}
+                sources = {name: by_registry.account(desired, host, name) for name, host in hosts.items()}
                 pulled, failed = by_registry.pull(prepared, ready, sources, runs)
                 fields = published.model_dump(mode="json", exclude={"layers"})
                 return ShippingResult(ready, pulled, failed, {**fields, "method": method, "sources": hosts})

@@ -2,11 +2,13 @@
 line of JSON when it begins and one when it ends (rocstack.node.cluster_lock). It is a node's word: read in bounds, and
 a line that can't be read is left out."""
 
-from collections.abc import Iterable
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from rocstack.base.errors import CheckFailed
@@ -14,7 +16,9 @@ from rocstack.base.text import from_json
 from rocstack.deploy.read import journal
 from rocstack.deploy.state.cluster_state import HOLDER
 from rocstack.edge import ssh
+from rocstack.edge.locks import Sign
 from rocstack.edge.ssh import SshHost
+from rocstack.trust.keys import PublicKey, SigningKey
 
 MOST = 256 << 10  # bytes of it that are read, its newest
 _LOCK_MOST = 4 << 10  # bytes of the lock's file
@@ -27,6 +31,9 @@ echo
 echo {_MARK}
 [ ! -e {journal.lock().history} ] || exec tail -c {MOST} {journal.lock().history}
 """
+MARK = "signature"
+_OF_THE_NODE = ("began", "ended")  # which whoever signs a line doesn't know
+UNSIGNED, CHANGED = "unsigned", "changed"  # of a line, where keys are trusted; else it has the signer's fingerprint
 AT_WORK, UNENDED = "at work", "began, never ended"  # outcomes beside done, failed, interrupted
 
 
@@ -47,40 +54,77 @@ class DeployRecord(BaseModel):
     digest: str = ""  # the registry's
     nodes: tuple[str, ...] = Field(default=())
     failed: tuple[str, ...] = Field(default=())
+    signed: str = ""  # by whom; nothing of a line itself says so
 
 
 @dataclass(frozen=True)
 class DeployHistory:
-    """From the oldest. `unread` lines could not be read."""
+    """From the oldest. `unread` lines could not be read. `forged` were written over one that a trusted key signed."""
 
     deploys: tuple[DeployRecord, ...] = ()
     unread: int = 0
+    forged: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.forged and all(each.signed != CHANGED for each in self.deploys)
 
     def to_dict(self) -> dict[str, Any]:
         known: dict[str, Any] = to_jsonable_python(self)
         return known
 
 
-def parse(lines: Iterable[str], holder: str = "") -> DeployHistory:
-    """`holder` is what the lock's file says while somebody has it."""
+def signing(key: SigningKey) -> Sign:
+    """Signs the last line of each work."""
+
+    def sign(line: Mapping[str, Any]) -> dict[str, Any]:
+        row = {**line, "at": journal.now()}
+        return {"at": row["at"], MARK: base64.b64encode(key.sign(_content(row))).decode()}
+
+    return sign
+
+
+def _content(row: Mapping[str, Any]) -> bytes:
+    known = {name: value for name, value in row.items() if name not in (*_OF_THE_NODE, MARK)}
+    return json.dumps(known, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signed(line: str, keys: Sequence[PublicKey]) -> str:
+    row = from_json(line)
+    if MARK not in row:
+        return UNSIGNED
+    try:
+        mark = base64.b64decode(row[MARK], validate=True)
+    except (ValueError, TypeError):
+        return CHANGED
+    return next((key.fingerprint for key in keys if key.signed(_content(row), mark)), CHANGED)
+
+
+def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = ()) -> DeployHistory:
+    """`holder` is what the lock's file says while somebody has it. With `keys` each line is checked."""
     entries: dict[int, DeployRecord] = {}
-    unread = 0
+    unread = forged = 0
     for line in filter(None, lines):
         try:
             entry = DeployRecord.model_validate_json(line)
-        except ValidationError:
+            signed = _signed(line, keys) if keys else ""
+        except ValueError:  # also pydantic's
             unread += 1
+            continue
+        before = entries.get(entry.fence)
+        if before and before.signed not in ("", UNSIGNED, CHANGED):
+            forged += 1  # nothing follows the last line of a work
         else:
-            entries[entry.fence] = entry
+            entries[entry.fence] = entry.model_copy(update={"signed": signed})
     now = _fence(holder)
     unended = {each.fence: AT_WORK if each.fence == now else UNENDED for each in entries.values() if not each.ended}
     for fence, outcome in unended.items():
         entries[fence] = entries[fence].model_copy(update={"outcome": outcome})
-    return DeployHistory(tuple(entries.values()), unread)
+    return DeployHistory(tuple(entries.values()), unread, forged)
 
 
-def read(ssh_host: SshHost) -> DeployHistory:
-    """Of the control node; changes nothing.
+def read(ssh_host: SshHost, keys: Sequence[PublicKey] = ()) -> DeployHistory:
+    """Of the control node; changes nothing. With `keys` each line is checked.
 
     Raises:
         CheckFailed: ssh doesn't get through, or the file can't be read.
@@ -93,7 +137,7 @@ def read(ssh_host: SshHost) -> DeployHistory:
     lines = text.split("\n")
     if len(text.encode()) >= MOST:  # its first line is the end of one
         del lines[0]
-    return parse(lines, holder.strip())
+    return parse(lines, holder.strip(), keys)
 
 
 def _fence(holder: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocstack.base.errors import CheckFailed
-from rocstack.deploy.nodes.answers import ApplyAnswer
+from rocstack.deploy.nodes.answers import ApplyAnswer, TrustAnswer
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.plan import secrets, services
 from rocstack.deploy.plan.plan import Outcome, Shipped
@@ -37,7 +37,9 @@ def deploy(request: DeployRequest, shipping: Shipping, node_runs: NodeRuns, even
         name = request.inventory.control.name
         control = prepared.gathered.ssh_hosts[name]
         fence = max((node.fence for node in prepared.gathered.nodes), default=0)
-        with locks.cluster_lock(control, journal.lock(), least=fence, entry=_entry(prepared)) as cluster_lock:
+        with locks.cluster_lock(
+            control, journal.lock(), least=fence, entry=_entry(prepared), sign=request.sign
+        ) as cluster_lock:
             # A rotation of keys, for one, leaves the journal as it was.
             if (
                 cluster_lock.before != prepared.facts(name).fence
@@ -117,6 +119,7 @@ class _Work:
         rolling = [node.name for node in plan.changed if node.has("replace", services.WORKER)]
         lacking = self._lacking("worker")
         options = {"rollout": self.rollout.model_dump(mode="json")}
+        self._judge(changed)
         self.record.begin(options, self.prepared.images, changed)
         if lacking:
             self._ship(lacking)
@@ -142,6 +145,22 @@ class _Work:
             published=self.published,
             notes=(*plan.notes, *dict.fromkeys(self.notes)),
         )
+
+    def _judge(self, changed: Sequence[str]) -> None:
+        """The control node checks the signatures again, by the keys that it remembers, before its registry is filled.
+
+        Raises:
+            CheckFailed: it takes one of the images from nobody. Nothing was changed.
+        """
+        order = self.prepared.trust_order
+        if not order or not changed:
+            return
+        run = self.node_runs.send("trust.yml", {self.control: order})[self.control]
+        answer = run.answer("Trust", TrustAnswer)
+        if run.state != "ok" or answer is None:
+            raise CheckFailed.of("control-distrusts", control=self.control, why=run.reason or "it said nothing of them")
+        if answer.signers.keys() != self.prepared.images.keys() or not all(answer.signers.values()):
+            raise CheckFailed.of("control-distrusts", control=self.control, why="it didn't judge each of the images")
 
     def _lacking(self, role: str) -> list[str]:
         """Nodes without the image."""

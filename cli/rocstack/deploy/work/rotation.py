@@ -16,6 +16,7 @@ from rocstack.deploy.read import facts, journal
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import locks
+from rocstack.edge.locks import Sign, unsigned
 
 PLAYBOOK = "rotate-keys.yml"
 
@@ -36,7 +37,7 @@ class RotationOutcome:
         return {"ok": self.ok, "rotated": ROTATED, **asdict(self)}
 
 
-def rotate(inventory: Inventory, node_runs: NodeRuns) -> RotationOutcome:
+def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> RotationOutcome:
     """Replaces MUNGE and JWT key and the passwords of database and registry. Jobs run on; the controller is away for
     some seconds. One that was interrupted goes on with the keys that it had made.
 
@@ -61,7 +62,7 @@ def rotate(inventory: Inventory, node_runs: NodeRuns) -> RotationOutcome:
     entry = {"command": "rotate-keys", "nodes": [host.name for host in inventory.nodes]}
     fence = max(node.fence for node in gathered.nodes)
     ssh_host, lock = gathered.ssh_hosts[inventory.control.name], journal.lock(resume="rocstack rotate-keys")
-    with locks.cluster_lock(ssh_host, lock, least=fence, entry=entry) as held:
+    with locks.cluster_lock(ssh_host, lock, least=fence, entry=entry, sign=sign) as held:
         rotation = key_rotation.load(path)
         rotation.begin()
         rows = {name: row for name, row in orders(inventory, gathered, rotation.new).items() if name not in unread}
@@ -80,13 +81,13 @@ def orders(inventory: Inventory, gathered: Gathered, keys: Secrets) -> dict[str,
         FileSpec(services.JWT_KEY, keys.jwt_key, 0o400),
         FileSpec(services.DATABASE, keys.database_password.encode(), 0o400),
     ]
-    racks = {each.node for each in inventory.rack_registries(gathered.address) if each.node}
+    racks = [each for each in inventory.rack_registries(gathered.address) if each.node]
     rows = {}
     for host in inventory.nodes:
         node, controls = gathered.node(host.name), host == inventory.control
-        serves = (controls or host.name in racks) and node is not None and node.container(services.STORE) is not None
-        push = keys.registry_password if controls else keys.rack_password(host.name)
-        files = [*(control if controls else []), *(registry_files(keys, push) if serves else [])]
+        may = controls or host.name in {each.node for each in racks}
+        serves = may and node is not None and node.container(services.STORE) is not None
+        files = [*(control if controls else []), *(registry_files(keys, host.name, inventory, racks) if serves else [])]
         if controls and node is not None and node.container(services.API) is not None:
             files.append(service_database(keys))
         rows[host.name] = {

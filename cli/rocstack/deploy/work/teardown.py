@@ -11,7 +11,7 @@ from rocstack.deploy.read.inventory import Inventory
 from rocstack.deploy.read.inventory_values import REGISTRY
 from rocstack.deploy.work import controller
 from rocstack.edge import locks, ssh
-from rocstack.edge.locks import ClusterLock
+from rocstack.edge.locks import ClusterLock, Sign, unsigned
 from rocstack.node.pull import CERTS
 
 PLAYBOOK, TASK = "down.yml", "Down"
@@ -20,11 +20,18 @@ STATE = ("/etc/rocstack", "/var/lib/rocstack/node.json", journal.PATH)
 
 
 def down(
-    inventory: Inventory, node_runs: NodeRuns, *, data: bool = False, images: bool = False, force: bool = False
+    inventory: Inventory,
+    node_runs: NodeRuns,
+    *,
+    data: bool = False,
+    images: bool = False,
+    force: bool = False,
+    sign: Sign = unsigned,
 ) -> dict[str, NodeRun]:
     """What came of it, by node; rocstack.node.removal has the shape. Nodes that fail don't stop the others.
 
     Args:
+        sign: adds to the history's line.
         data: also the volumes, keys and settings on the nodes.
         force: jobs end, and a control node that doesn't answer isn't asked.
 
@@ -37,7 +44,7 @@ def down(
     with ExitStack() as stack:
         try:
             entry = {"command": "down --data" if data else "down", "nodes": [host.name for host in inventory.nodes]}
-            lock = locks.cluster_lock(ssh_host, journal.lock(resume="rocstack down"), entry=entry)
+            lock = locks.cluster_lock(ssh_host, journal.lock(resume="rocstack down"), entry=entry, sign=sign)
             held = stack.enter_context(lock)
         except CheckFailed as error:
             if error.code != "ssh-failed" or not force:

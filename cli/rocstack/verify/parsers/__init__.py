@@ -22,11 +22,12 @@ _NO_GPU = re.compile(
 _FOOTER = re.compile(r"^# (?:Errors with asterisks|Out of bounds values : 0 OK)")
 _LENGTH = 300
 LONGEST = 1000  # characters of a line: a node may send one of some MB, for which a search takes hours
+_COLOURS = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]")
 
 
 def lines(text: str) -> list[str]:
-    """Those of an output, as far as a parser looks at them."""
-    return [line[:LONGEST] for line in text.splitlines()]
+    """Those of an output, as far as a parser looks at them, without colours: behind one, a row would be no row."""
+    return [_COLOURS.sub("", line[:LONGEST]) for line in text.splitlines()]
 
 
 def finds_no_gpu(text: str) -> bool:

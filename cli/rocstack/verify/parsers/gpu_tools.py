@@ -15,9 +15,9 @@ _PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
 # From a GPU to each CPU and GPU, in the table of one way.
 _PEER_ROW = re.compile(r"^GPU +(\d+)(?: +->)?((?: +(?:[\d.]+|N/A))+)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
-_GPU_ROW = re.compile(r"^GPU +(\d+)((?: +(?:[\d.]+|N/A))+)$")
+_GPU_ROW = re.compile(r"^GPU +(\d+)((?: +(?:[\d.]+|N/A|-?nan|-?inf))+)$")
 _TEST = re.compile(r"^Test (\d+):")
-_TRANSFER = re.compile(r"^Transfer +(\d+) +([\d.]+) GB/s +\S.*\S +\S.*$")
+_TRANSFER = re.compile(r"^Transfer +(\d+) +([\d.]+|-?nan|-?inf) GB/s +\S.*\S +\S.*$")
 _BORDERS = str.maketrans(dict.fromkeys("|│┃║", " "))  # of a table's columns; from 1.67 on around it, too
 
 
@@ -25,7 +25,7 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None
     """The average of all pairs, and each: (from, to) -> GB/s. No average where no two GPUs are linked directly.
 
     Raises:
-        CheckFailed: it complains, or its averages are missing.
+        CheckFailed: it complains, or its averages or its table are missing, or what it has there is no speed.
     """
     if any(_UNLINKED.match(line.strip()) for line in lines(text)):
         return None, {}
@@ -39,6 +39,10 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None
             rows[int(match[1])] = match[2].split()
             if len(rows[int(match[1])]) != len(next(iter(rows.values()))):
                 raise bad(tool, text, "this row of its table is cut off", number)
+            if re.search("nan|inf", match[2]):
+                raise bad(tool, text, "a pair's speed is none", number)
+    if not rows:
+        raise bad(tool, text, "its table of pairs is missing, or in another form")
     pairs = {
         (source, target): float(word)
         for source, words in rows.items()
@@ -92,16 +96,19 @@ def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]
     """Of a configuration file: test -> GB/s of each of its transfers.
 
     Raises:
-        CheckFailed: it complains, or a test has no transfer.
+        CheckFailed: it complains, a test has no transfer, or one whose speed is none.
     """
     tests: dict[int, list[float]] = {}
     test = 0
-    for line in _lines(text, tool):
+    for number, line in enumerate(_lines(text, tool), 1):
         if match := _TEST.match(line):
             test = int(match[1])
             tests[test] = []
         elif test and (match := _TRANSFER.match(line)):
-            tests[test].append(float(match[2]))
+            try:
+                tests[test].append(_finite(match[2]))
+            except ValueError:
+                raise bad(tool, text, "a transfer's speed is none", number) from None
     for test, speeds in tests.items():
         if not speeds:
             raise bad(tool, text, f"test {test} has no result")
@@ -176,6 +183,8 @@ def parse_rocblas(text: str, tool: str = "rocblas-bench") -> float:
     names, words = (known[at - 1 + i].strip().split(",") for i in (0, 1))
     row = {name.strip(): word.strip() for name, word in zip(names, words, strict=False)}
     try:
+        if len(words) > len(names):  # as where a comma stands for the point
+            raise ValueError
         gflops, *_ = [_finite(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
         return gflops / 1e3
     except (KeyError, ValueError):

@@ -12,6 +12,7 @@ from rocstack.verify.parsers import bad, lines
 _PREFIXES = re.compile(
     r"^(?:\[(?:prterun-[^]@\s]*@)?\d+,\d+\]<std(?:out|err)>: ?"  # mpirun --tag-output
     r"|\s*\d{1,7}: "  # srun --label
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?= ?\[)"  # mpirun --timestamp-output
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
     r"|[A-Za-z][\w.-]*\d: )+"  # pdsh, clush: the node
 )
@@ -22,7 +23,7 @@ _FIELDS = {
     "average": re.compile(r"^# Avg bus bandwidth +: ([\d.]+)"),
 }
 _RANK = re.compile(r"^# +Rank +(\d+)\b")
-_ROW = re.compile(r"^\d+ +\d+ +[a-z]")
+_ROW = re.compile(r"^\d+\s+\d+\s+[a-z]")
 _COLUMNS = (11, 12, 13)  # older ones have no root, those of 2021 and of collectives that don't reduce no redop
 _TIMED = re.compile(r"(?:\d[\d.e+]* +[\d.]+ +[\d.]+ +(?:\d[\d.e+]*|N/A) *){1,2}")  # what a row goes on with
 # Bounded, since a worker may print lines of some MB. "N/A" of a row may stand right before the node's name.

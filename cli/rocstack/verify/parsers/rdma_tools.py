@@ -14,7 +14,8 @@ _GB = {"Gb": 1.0, "MB": _MIB, "MiB": _MIB}  # perftest's MB is 2^20 bytes, which
 
 
 def parse_perftest(text: str, tool: str = "ib_write_bw") -> list[tuple[int, float]]:
-    """Bytes of a message, and the average in Gb/s (10^9 bits); of a bidirectional test, both directions together.
+    """Bytes of a message, and the average in Gb/s (10^9 bits); of a bidirectional test, both directions together. Of
+    several tables, such as those of two runs, the rows of all.
 
     Raises:
         CheckFailed: no table, a row of it that isn't understood, or no end of it.
@@ -25,7 +26,7 @@ def parse_perftest(text: str, tool: str = "ib_write_bw") -> list[tuple[int, floa
     for number, raw in enumerate(lines(text), 1):
         line = raw.strip()
         if header := _HEADER.search(line):
-            scale = _GB.get(header[1], 0)
+            scale, ended = _GB.get(header[1], 0), False
             columns = _COLUMN.findall(line)
             if not scale:
                 raise bad(tool, text, "this unit isn't known", number)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,16 @@ from rocstack_trainer.ranks.peers import Peers
 
 CONFIG, WEIGHTS, OURS = "adapter_config.json", "adapter_model.safetensors", "rocstack-train.json"
 # What of peft's settings is kept. A value in another one asks for a kind of adapter that isn't trained here.
-KEPT = {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
-KEPT |= {"rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out"}
+KEPT = {"r", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora"}
+KEPT |= {"fan_in_fan_out"}
 OTHER = {"peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"}
 OTHER |= {"inference_mode", "init_lora_weights", "megatron_core"}
+# peft reads these as regular expressions, and a stranger's may take for ever. The tensors say which modules are meant.
+PATTERNS = {"exclude_modules", "layers_to_transform", "layers_pattern"}
+MOST_CONFIG = 1 << 20  # bytes
+MOST_RANK, MOST_ALPHA, MOST_PATTERNS, MOST_TENSORS = 1024, 1_000_000, 1000, 200_000
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>[A-Za-z0-9_.]{1,300})\.lora_(embedding_)?[AB](\.weight)?")
+_LAYER = re.compile(r"\^?[A-Za-z0-9_.]{1,300}")  # a key of rank_pattern and alpha_pattern
 Notes = dict[str, Any]  # for JSON: peft's settings as `lora`, and the `base` that they are for; empty without LoRA
 
 
@@ -58,13 +64,14 @@ def inject(net: Any, about: Notes, bf16: bool = False) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise MissingError(f"lora.rank needs peft, which can't be imported: {error}") from None
+    _check(about, net)
     for parameter in net.parameters() if bf16 else ():
         parameter.data = parameter.data.bfloat16()
     with warnings.catch_warnings(action="ignore"):  # of what later releases of transformers name otherwise
         try:
             kept = {key: value for key, value in about.items() if key in KEPT}
             return get_peft_model(net, LoraConfig(task_type="CAUSAL_LM", **kept))
-        except (TypeError, ValueError, re.error, RecursionError) as error:  # the settings may be a stranger's
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"lora: {error}") from error
 
 
@@ -121,7 +128,7 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor], about: Notes) -> Non
 def merged(net: Any, tensors: Mapping[str, torch.Tensor], notes: Notes) -> Any:
     """The base model with these adapters in its weights, in float32. Raises ConfigError if it is another base."""
     _same_base(notes["base"], identity(net), "model.path is not the model that the adapter was trained for")
-    net = inject(net, notes["lora"])
+    net = inject(net, notes["lora"] | {"target_modules": _modules(map(_short, tensors), "checkpoint")})
     for name, tensor in trained(net).items():
         tensor.copy_(tensors[name])
     return net.merge_and_unload()
@@ -155,18 +162,86 @@ def _settings(settings: Lora) -> Notes:
         return sizes | {"target_modules": (settings.modules and modules) or None}
     folder = Path(settings.adapter)
     try:
-        about = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        about = _mapping(folder / CONFIG)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"lora.adapter: {folder}: no adapter of peft: {error}") from None
     empty = (None, False, "none", [], {})
-    known = KEPT | OTHER | {"qalora_group_size"}
+    known = KEPT | OTHER | PATTERNS | {"qalora_group_size"}
     other = sorted(key for key, value in about.items() if key not in known and value not in empty)
     if about.get("peft_type") != "LORA" or other:
         what = ", ".join(f"{key}={about[key]}" for key in other) or f"peft_type={about.get('peft_type')}"
-        raise ConfigError(f"lora.adapter: {folder} is another kind than plain LoRA: {what}")
+        raise ConfigError(f"lora.adapter: {folder} is another kind than plain LoRA: {what:.200}")
     if settings.rank not in (0, about.get("r")):
-        raise ConfigError(f"lora.adapter: {folder} has rank {about.get('r')}, not {settings.rank}: leave lora.rank out")
-    return about
+        rank = _shown(about.get("r"))
+        raise ConfigError(f"lora.adapter: {folder} has rank {rank}, not {settings.rank}: leave lora.rank out")
+    plain = {key: value for key, value in about.items() if key not in PATTERNS}
+    return plain | {"target_modules": _named(folder)}
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError, TypeError or RecursionError."""
+    with file.open("rb") as opened:
+        text = opened.read(MOST_CONFIG + 1)
+    if len(text) > MOST_CONFIG:
+        raise ValueError(f"{file.name} has more than {MOST_CONFIG >> 20} MB")
+    return dict(json.loads(text))
+
+
+def _named(folder: Path) -> list[str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return _modules(file.keys(), f"lora.adapter: {folder}")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"lora.adapter: {folder} can't be read: {error}") from None
+
+
+def _modules(names: Iterable[str], where: str) -> list[str]:
+    """The modules that have tensors of these names in an adapter's file. Raises ConfigError if one is no such name."""
+    every = list(names)
+    if len(every) > MOST_TENSORS:
+        raise ConfigError(f"{where}: it has {len(every):,} tensors; at most {MOST_TENSORS:,} are taken")
+    found = {name: _TENSOR.fullmatch(name) for name in every}
+    if wrong := next((name for name, match in found.items() if not match), None):
+        raise ConfigError(f"{where}: the tensor {_shown(wrong)} is of another kind than plain LoRA")
+    return sorted({match["module"] for match in found.values() if match})
+
+
+def _check(about: Notes, net: torch.nn.Module) -> None:
+    """Settings that may be a stranger's, before peft makes regular expressions and matrices of them. Raises
+    ConfigError."""
+
+    def bounded(name: str, value: Any, kinds: type | tuple[type, ...], least: float, most: float) -> None:
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise ConfigError(f"lora: {name} is {_shown(value)}; it can be {least:,} to {most:,}")
+
+    number = (int, float)
+    bounded("r", about.get("r"), int, 1, MOST_RANK)
+    bounded("lora_alpha", about.get("lora_alpha", 8), number, -MOST_ALPHA, MOST_ALPHA)
+    bounded("lora_dropout", about.get("lora_dropout", 0), number, 0, 1)
+    for name, kinds, least, most in (
+        ("rank_pattern", int, 1, MOST_RANK),
+        ("alpha_pattern", number, -MOST_ALPHA, MOST_ALPHA),
+    ):
+        pattern = about.get(name) or {}
+        if not isinstance(pattern, dict) or len(pattern) > MOST_PATTERNS:
+            raise ConfigError(f"lora: {name} is no mapping of at most {MOST_PATTERNS:,} layers")
+        for key, value in pattern.items():
+            if not _LAYER.fullmatch(key):
+                raise ConfigError(f"lora: {name} has {_shown(key)}, which is no layer's name")
+            bounded(f"{name} of {key}", value, kinds, least, most)
+    modules = about.get("target_modules")
+    if modules in (None, "all-linear"):
+        return
+    if not isinstance(modules, list):
+        raise ConfigError(f"lora: target_modules is {_shown(modules)}, and no list of names")
+    ends: set[str] = set()
+    for name, _ in net.named_modules():
+        parts = name.split(".")
+        ends.update(".".join(parts[at:]) for at in range(len(parts)))
+    if unknown := next((each for each in modules if not isinstance(each, str) or each not in ends), None):
+        raise ConfigError(f"lora: the model has no module {_shown(unknown)}")
 
 
 def _read(folder: Path, mine: Mapping[str, torch.Tensor], base: str) -> dict[str, torch.Tensor]:
@@ -175,9 +250,9 @@ def _read(folder: Path, mine: Mapping[str, torch.Tensor], base: str) -> dict[str
     from safetensors.torch import load_file
 
     try:
-        ours = json.loads((folder / OURS).read_text(encoding="utf-8")) if (folder / OURS).is_file() else {}
+        ours = _mapping(folder / OURS) if (folder / OURS).is_file() else {}
         found = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise ConfigError(f"lora.adapter: {folder} can't be read: {error}") from None
     _same_base(ours.get("base", base), base, f"lora.adapter: {folder} was trained for another model")
     here = {_short(name): tensor for name, tensor in mine.items()}
@@ -196,6 +271,11 @@ def _same_base(one: str, other: str, message: str) -> None:
 def _short(name: str) -> str:
     """peft's files leave out the adapter's name."""
     return name.replace(".default", "")
+
+
+def _shown(value: Any) -> str:
+    """A stranger's word, short and on one line."""
+    return ascii(value)[:80]
 
 
 def _plain(about: dict[str, Any]) -> Notes:

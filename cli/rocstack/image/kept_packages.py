@@ -1,0 +1,238 @@
+"""Kept packages: the .debs, source packages, wheels and archives of a build in a folder, from which it can be made
+again when the mirror has moved on.
+
+The folder is a part of the mirror with its signed indexes: apt checks all of it in a build as it checks the mirror.
+Wheels, archives and the keys of repositories are compared with the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+from urllib.parse import unquote
+
+from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.words import Value
+from rocstack.image import pinning
+from rocstack.image.base_image import BaseImage
+from rocstack.settings.site import Site
+from rocstack.stack.lock import Lock
+from rocstack.stack.resolve import Resolved
+
+MIRROR, KEYS, WHEELS, SOURCES = "mirror", "keys", "wheels", "sources"
+LARGEST = 16 << 30  # bytes of one file
+_INSTALL = re.compile(r"/run/rocstack/build/apt-install((?: \\\n +[^\s\\]+)+)")
+_INDEX = re.compile(r"(InRelease|Release|Release\.gpg)")
+_DIR = "/tmp/kept"  # in the container
+Say = Callable[[str], None]
+
+
+class KeptPackages(Value):
+    """What is in a folder now, and how much of it came with this."""
+
+    debs: int
+    wheels: int
+    archives: int
+    new: int
+    size: int  # bytes of all
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A package of the mirror, as apt names it."""
+
+    file: str
+    sha256: str
+    path: str
+
+
+def sets(dockerfile: str) -> tuple[tuple[str, ...], ...]:
+    """What a Dockerfile of ours asks apt for, at each place at which it does. Pure."""
+    found = (tuple(re.findall(r"[^\s\\]+", each)) for each in _INSTALL.findall(dockerfile))
+    return tuple(dict.fromkeys(found))
+
+
+def script(resolved: Resolved, site: Site, asked: Iterable[Iterable[str]], have: Iterable[str]) -> str:
+    """What runs inside the base image. Its output is a tar file. Pure."""
+    first, *lines = pinning.preparation(resolved, site)
+    before = "cat /etc/apt/sources.list /etc/apt/sources.list.d/* >/tmp/before 2>/dev/null || true"
+    out = [first, before, *lines]
+    if repo := resolved.nic_repository:
+        names = " ".join(resolved.package_names())
+        words = [repo.name, repo.uri, repo.suite, " ".join(repo.components), repo.key]
+        words += [repo.key_sha256 or "first-use", repo.origin, str(repo.priority), names]
+        out += [
+            f"{shlex.join(['/run/rocstack/build/apt-repository', *words])} >&2",
+            "/run/rocstack/build/apt-update >&2",
+        ]
+    files = {
+        "sets": "".join(f"{' '.join(each)}\n" for each in asked),
+        "sources": "".join(f"{p.choice.source} {p.choice.version}\n" for p in resolved.parts if p.choice.source),
+        "have": "".join(f"{each}\n" for each in have),
+    }
+    out += [f"cat >/tmp/{name} <<'ROCSTACK_END_OF_FILE'\n{text}ROCSTACK_END_OF_FILE" for name, text in files.items()]
+    out.append(f"/run/rocstack/build/keep-packages /tmp/sets /tmp/sources /tmp/have /tmp/before {_DIR} >&2")
+    archives = [archive for part in resolved.parts for archive in part.choice.archives]
+    if any(archive.url.startswith("https:") for archive in archives):
+        out.append("/run/rocstack/build/apt-install ca-certificates >&2")
+    for archive in archives:
+        to = f"{_DIR}/{SOURCES}/{archive.file}"
+        out.append(f"mkdir -p {_DIR}/{SOURCES}; {shlex.join(['/run/rocstack/build/fetch', archive.url, to])} >&2")
+    out.append(f"tar -C {_DIR} -c .")
+    return "\n".join(out) + "\n"
+
+
+def keep(
+    resolved: Resolved, lock: Lock | None, dockerfile: str, base: BaseImage, site: Site, folder: Path, say: Say
+) -> KeptPackages:
+    """Brings into `folder` what this Dockerfile takes from mirrors and indexes. What is there already stays and is not
+    sent again; nothing is changed before all of it came.
+
+    Raises:
+        BadInput: the folder has packages of another state of the mirror, or can't be written.
+        CheckFailed: a mirror or index does not answer; it has other packages than the lock names.
+    """
+    refuse_place(folder)
+    present = _files(folder / MIRROR)
+    say(f"keeping packages in {folder}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        fresh = Path(place)
+        (fresh / MIRROR).mkdir()
+        _from_mirror(script(resolved, site, sets(dockerfile), present), base, fresh)
+        rows = [_Row(*line.split(" ", 2)) for line in (fresh / "list").read_text().splitlines()]
+        (fresh / "list").unlink()
+        if lock:
+            _refuse_other(rows, lock)
+            _wheels(resolved, lock, site, fresh / WHEELS)
+        for file in _files(fresh):
+            before = folder / file
+            if _INDEX.fullmatch(before.name) and before.exists() and before.read_bytes() != (fresh / file).read_bytes():
+                raise BadInput.of("kept-other-state", folder)
+        new = 0
+        for file in _files(fresh):
+            new += not (folder / file).exists()
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fresh / file, folder / file)
+    found = [folder / file for file in _files(folder)]
+    kinds = [PurePosixPath(each.relative_to(folder)).parts[0] for each in found]
+    debs = sum(each.suffix == ".deb" for each in found)
+    size = sum(each.stat().st_size for each in found)
+    return KeptPackages(debs=debs, wheels=kinds.count(WHEELS), archives=kinds.count(SOURCES), new=new, size=size)
+
+
+def check(folder: Path, lock: Lock | None) -> None:
+    """Whether it is such a folder, and fits the lock as far as can be said without reading all of it.
+
+    Raises:
+        BadInput: it isn't, or lacks something.
+    """
+    if not (folder / MIRROR).is_dir():
+        raise BadInput.of("no-kept-packages", folder)
+    wheels = {_wheel_name(each.name) for each in (folder / WHEELS).glob("*.whl")}
+    missing = [each for each in (lock.wheels if lock else ()) if (each.name, each.version) not in wheels]
+    if missing:
+        names = ", ".join(f"{each.name} {each.version}" for each in missing[:5])
+        raise BadInput.of("kept-lacks-wheels", folder, names=names)
+
+
+def refuse_place(folder: Path) -> None:
+    """
+    Raises:
+        BadInput: something else is there, or it can't be written.
+    """
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    if not os.access(folder if folder.is_dir() else parent, os.W_OK):
+        raise BadInput.of("no-access", folder, why="it can't be written")
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MIRROR).is_dir())):
+        raise BadInput.of("kept-elsewhere", folder)
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(each.relative_to(folder)) for each in sorted(folder.rglob("*")) if each.is_file()]
+
+
+def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
+    command = ["docker", "run", "--rm", "-i", base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as asked:
+        asked.write(text.encode())
+        asked.seek(0)
+        with subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=said) as process:
+            assert process.stdout is not None
+            problem: Exception | None = None
+            try:
+                for name, data, size in _members(process.stdout):
+                    target = folder / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("wb") as file:
+                        shutil.copyfileobj(data, file, 1 << 20)
+                    if target.stat().st_size != size:
+                        raise tarfile.ReadError("it was cut off")
+            except tarfile.TarError as error:
+                problem = error
+            while process.stdout.read(1 << 20):
+                pass
+        if process.returncode or problem:
+            said.seek(0)
+            lines = said.read().decode("utf-8", "replace").splitlines()
+            errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or [str(problem)]
+            raise CheckFailed.of("packages-unresolved", error=errors[0])
+
+
+def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
+    """The plain files of a tar stream; a name that leads elsewhere is none of ours."""
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for each in tar:
+            path = PurePosixPath(each.name)
+            if each.isdir():
+                continue
+            if not each.isreg() or path.is_absolute() or ".." in path.parts or each.size > LARGEST:
+                raise tarfile.ReadError(f"{each.name[:80]} is no file of a mirror")
+            data = tar.extractfile(each)
+            assert data is not None
+            yield str(path), data, each.size
+
+
+def _refuse_other(rows: Iterable[_Row], lock: Lock) -> None:
+    """Of a name there may be several versions (a NIC's repository has its own): one of them must be the locked one."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        if row.file.endswith(".deb"):
+            found.setdefault(row.file.partition("_")[0], set()).add(row.sha256)
+    wanted = {each.name: each for each in lock.packages if each.sha256}
+    moved = [name for name, sums in found.items() if name in wanted and wanted[name].sha256 not in sums]
+    if moved:
+        first = wanted[moved[0]]
+        raise CheckFailed.of("kept-moved-on", what=f"{first.name} {first.version}", more=len(moved) - 1)
+
+
+def _wheels(resolved: Resolved, lock: Lock, site: Site, folder: Path) -> None:
+    folder.mkdir()
+    indexes: dict[str | None, list[str]] = {}
+    for wheel in lock.wheels:
+        hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
+        indexes.setdefault(wheel.index, []).append(f"{wheel.name}=={wheel.version} {hashes}")
+    for index, lines in indexes.items():
+        asked = folder / "requirements.txt"
+        asked.write_text("\n".join(lines) + "\n")
+        words = ("download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder), "-r", str(asked))
+        ran = pinning.run_pip(pinning.pip_command(resolved.stack, *words), index, site)
+        asked.unlink()
+        if ran.returncode:
+            errors = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ran.stderr.splitlines()
+            raise CheckFailed.of("wheels-unresolved", error=errors[-1] if errors else "no message")
+
+
+def _wheel_name(file: str) -> tuple[str, str]:
+    """Name and version (packaging.python.org, binary distribution format)."""
+    name, _, rest = file.partition("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), unquote(rest.partition("-")[0])

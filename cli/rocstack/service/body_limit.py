@@ -1,0 +1,39 @@
+"""A limit for requests that are read whole: FastAPI reads a body before it asks who sends it, so a stranger's would
+fill the control node's memory, or its disk."""
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+MOST = 1 << 20  # bytes
+# Files: who sends them is known first, and they are written as they come.
+_STREAMED = re.compile(r"/v1/files|/files|/v1/uploads/[^/]+/parts")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class BodyLimit:
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """
+        Raises:
+            HTTPException: 413, where the body is read.
+        """
+        if scope["type"] != "http" or (scope["method"] == "POST" and _STREAMED.fullmatch(scope["path"])):
+            return await self._app(scope, receive, send)
+        came = 0
+
+        async def counted() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > MOST:
+                raise HTTPException(413, f"the request has more than {MOST >> 20} MB")
+            return message
+
+        return await self._app(scope, counted, send)

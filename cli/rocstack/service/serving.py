@@ -1,0 +1,214 @@
+"""Which server answers for a model: a serving job of the person's own, or one of the site's. What a job announced is
+its owner's, so her jobs are asked with the token that stands there and never with her own."""
+
+import hashlib
+import os
+import re
+import ssl
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio.to_thread
+import httpx
+from pydantic import BaseModel, ConfigDict, Field
+
+from rocstack.base.text import from_json, visible
+from rocstack.cluster.service import SiteServer
+from rocstack.jobs.recipe import JobRequest
+from rocstack.serve import announcement
+from rocstack.serve.announcement import Announcement
+from rocstack.serve.proxy import Names
+from rocstack.service.config import ServiceSettings
+from rocstack.service.failures import Away, NotThere, RequestRefused
+from rocstack.service.identity import Caller
+from rocstack.service.jobs import Jobs, request_of, why
+from rocstack.service.models import Models
+from rocstack.service.storage import Storage
+from rocstack.service.tables import JobRow
+
+SERVING, RECIPE = "serving", "serve"
+ANNOUNCED = "server.json"
+CHAT = "/v1/chat/completions"
+CONNECT_S, SILENT_S = 5.0, 600.0
+MOST_ANSWER = 4 << 20  # bytes of an answer that is shown
+MOST = 16  # servers of one person that are looked at
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
+
+
+class ServerRequest(BaseModel):
+    """A server of one's own for a base model and one's adapters of it. What is left out is Slurm's to say."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(min_length=1, max_length=255)]
+    replicas: Annotated[int, Field(ge=1, le=MOST)] = 1
+    max_rank: int = 64
+    resident: Annotated[int, Field(ge=1, le=100_000)] = 32
+    arguments: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)] = []  # of `vllm serve`
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelServer:
+    """A gateway, how it is reached, and the token that it is asked with."""
+
+    key: str
+    url: str
+    trust: ssl.SSLContext
+    token: str
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.token}"},
+            verify=self.trust,
+            timeout=httpx.Timeout(SILENT_S, connect=CONNECT_S),
+            trust_env=False,
+        )
+
+
+@dataclass(frozen=True)
+class ModelServers:
+    settings: ServiceSettings
+    jobs: Jobs
+    models: Models
+    storage: Storage
+
+    async def start(self, caller: Caller, body: ServerRequest) -> list[JobRow]:
+        """A job for each replica.
+
+        Raises:
+            NotThere: no such base model. RequestRefused: it is an adapter, or an option is wrong.
+            TooMany, SlurmRefused, Away: as `Jobs.create`.
+        """
+        base, folder, adapter = await self.models.find(caller, body.model)
+        if adapter is not None:
+            raise RequestRefused.of("serve-the-base", model=visible(body.model[:80]), base=base).about("model")
+        if body.max_rank not in RANKS:
+            raise RequestRefused.of("bad-max-rank", ranks=", ".join(map(str, RANKS))).about("max_rank")
+        adapters = await anyio.to_thread.run_sync(self.storage.adapters, caller)
+        options = body.model_dump(include={"gpus_per_node", "time", "partition", "account", "qos"})
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"serve-{folder.name}")[:60]
+
+        def plan(_: str, own: Path) -> JobRequest:
+            values = {
+                "model": str(folder), "adapters": str(adapters), "announce": f"{own}/{ANNOUNCED}",
+                "listen": "0.0.0.0:0", "max_rank": str(body.max_rank), "resident": str(body.resident),
+            }  # fmt: skip
+            return request_of(options, name=name, folder=str(own), values=values, arguments=tuple(body.arguments))
+
+        asked = body.model_dump(mode="json", exclude_none=True) | {"_base": base}
+        return [
+            await self.jobs.create(caller, SERVING, RECIPE, asked | {"_replica": number}, plan)
+            for number in range(body.replicas)
+        ]
+
+    async def live(self, caller: Caller) -> list[JobRow]:
+        """Her serving jobs that wait or run."""
+        rows, _ = await self.jobs.page(caller, SERVING, ("sending", "queued", "running"), None, MOST)
+        return [row for row in rows if row.status in ("sending", "queued", "running")]
+
+    async def to_dict(self, caller: Caller, row: JobRow) -> dict[str, Any]:
+        """`status` is ready once it can be asked."""
+        ready = row.status == "running" and await anyio.to_thread.run_sync(self._announced, caller, row) is not None
+        status = "ready" if ready else "starting" if row.status == "running" else row.status
+        return {
+            "id": row.id, "object": "server", "model": row.asked.get("_base"), "status": status, "why": why(row),
+            "created_at": row.created, "nodes": row.seen.get("where") or "", "slurm_job": row.slurm_id,
+        }  # fmt: skip
+
+    async def find(self, caller: Caller, model: str) -> tuple[Names, list[ModelServer]]:
+        """The model's name there and here, and who can answer for it: first the one that has it loaded most probably.
+
+        Raises:
+            NotThere: she has no such model. RequestRefused: nobody serves it. Away: its server starts.
+        """
+        base, folder, adapter = await self.models.find(caller, model)
+        names = Names(adapter.folder if adapter else folder.name, model)
+        rows = [row for row in await self.live(caller) if row.asked.get("_base") == base]
+        found = [server for row in rows if (server := await self._of_job(caller, row)) is not None]
+        found += [_of_site(each, caller) for each in self.settings.servers if each.model == base]
+        if found:
+            return names, by_nearness(names.engine, found)
+        if rows:
+            why_ = next((text for row in rows if (text := why(row))), "the model is being loaded")
+            raise Away.of("server-starts", model=visible(model[:80]), job=rows[0].id, why=why_)
+        raise RequestRefused.of("not-served", model=visible(model[:80]), base=base).about("model")
+
+    async def ask(self, caller: Caller, model: str, messages: list[dict[str, str]], tokens: int) -> str:
+        """What the model says next, as a whole.
+
+        Raises:
+            NotThere, Away: as `find`; no server answers. RequestRefused: nobody serves it, or its server says no.
+        """
+        names, servers = await self.find(caller, model)
+        body = {"model": names.engine, "messages": messages, "max_tokens": tokens}
+        for server in servers:
+            try:
+                async with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
+                    raw = bytearray()
+                    async for piece in answer.aiter_bytes():
+                        raw += piece
+                        if len(raw) > MOST_ANSWER:
+                            raise RequestRefused.of("server-refuses", why="the answer is too long to show")
+                found: Any = from_json(bytes(raw))
+                if answer.status_code == 200:
+                    return str(found["choices"][0]["message"]["content"] or "")
+                raise RequestRefused.of("server-refuses", why=visible(str(found["error"]["message"])[:500]))
+            except RequestRefused:
+                raise
+            except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError):
+                continue
+        raise Away.of("server-lost", model=model)
+
+    async def _of_job(self, caller: Caller, row: JobRow) -> ModelServer | None:
+        said = await anyio.to_thread.run_sync(self._announced, caller, row) if row.status == "running" else None
+        if said is None:
+            return None
+        where = str(row.seen.get("where") or "")
+        nodes = {each.name: each.address for each in await self.jobs.nodes(caller)}
+        address = nodes.get(where, "")
+        if not _NODE.fullmatch(address) and ":" not in address:
+            return None
+        host = f"[{address}]" if ":" in address else address
+        try:
+            return ModelServer(row.id, f"https://{host}:{said.port}", said.trust(), said.token)
+        except ValueError:
+            return None
+
+    def _announced(self, caller: Caller, row: JobRow) -> Announcement | None:
+        try:
+            with self.storage.opened(caller, "jobs", row.id, ANNOUNCED) as file:
+                return announcement.parse(file.read(announcement.MOST))
+        except (OSError, ValueError):
+            return None
+
+
+def by_nearness(name: str, servers: list[ModelServer]) -> list[ModelServer]:
+    """The same order for the same name, whoever else is there: so an adapter is asked for where it is loaded, and when
+    a server ends only its own adapters move (rendezvous hashing)."""
+    return sorted(servers, key=lambda each: hashlib.sha256(f"{each.key}\0{name}".encode()).digest())
+
+
+def _of_site(server: SiteServer, caller: Caller) -> ModelServer:
+    """
+    Raises:
+        NotThere: its CA isn't there.
+    """
+    try:
+        trust = _trusted(server.ca, os.stat(server.ca).st_mtime_ns if server.ca else 0)
+    except (OSError, ssl.SSLError):
+        raise NotThere.of("no-server-ca", file=server.ca) from None
+    return ModelServer(server.url, server.url, trust, caller.token)
+
+
+@lru_cache(maxsize=64)
+def _trusted(ca: str | None, _changed: int) -> ssl.SSLContext:
+    """Reading the machine's CAs takes longer than asking a small model."""
+    return ssl.create_default_context(cafile=ca)

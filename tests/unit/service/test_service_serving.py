@@ -1,0 +1,413 @@
+"""Models of the service answer: by a person's own serving job, whose script runs here with a recorder in vLLM's place,
+or by a server of the site."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import tiny_adapters as tiny
+import uvicorn
+from conftest import CHAT as CHAT_ROWS
+from conftest import Site, lines, settings
+from fake_slurmrestd import FakeSlurmrestd, token
+from test_service_page import browser
+
+from rocstack.base.errors import BadInput
+from rocstack.cluster.service import SiteServer
+from rocstack.service import config, jobs
+from rocstack.service.serving import ModelServer, by_nearness
+from rocstack.service.tables import ModelRow
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).resolve().parents[3]
+FAKE = ROOT / "tests/support/fake_vllm.py"
+BASE = "org/small"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurmrestd) -> None:
+    monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    slurm.address = "127.0.0.1"  # of the nodes: jobs run here
+
+
+def commands(folder: Path) -> dict[str, str]:
+    """`srun`, `rocstack-serve` and `vllm` as a node has them."""
+    texts = {
+        "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"',
+        "rocstack-serve": f'exec {sys.executable} -m rocstack.serve "$@"',
+        "vllm": f'exec {sys.executable} {FAKE} "$@"',
+    }
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    more = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "cli"), "SLURM_CPUS_ON_NODE": "2"}
+    return {**os.environ, **more}
+
+
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not await true():
+        assert time.monotonic() < end, "it never came"
+        await asyncio.sleep(0.1)
+
+
+async def own_adapter(site: Site, user: str, name: str, seed: int) -> str:
+    """A model of hers, as a job would have made it; the sha256 of its weights."""
+    caller = await site.service.door.caller(token(user))
+    folder = site.service.storage.adapters(caller) / f"adapter-{name}"
+    tiny.adapter(folder, "small", seed=seed)
+    row = ModelRow(
+        id=f"ft:org-small:{user}:{name}", owner=user, base=BASE, folder=folder.name, job=None, rank=4, bytes=1,
+        created=int(time.time()),
+    )  # fmt: skip
+    await site.service.database.run(lambda session: session.add(row))
+    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+@asynccontextmanager
+async def serving_job(site: Site, slurm: FakeSlurmrestd, folder: Path, **body: Any) -> AsyncIterator[str]:
+    """A serving job of alice's, whose script runs as Slurm would run it."""
+    alice = site.of("alice")
+    made = await alice.post("/v1/servers", json={"model": BASE, "max_rank": 8, **body})
+    assert made.status_code == 200, made.text
+    (row,) = made.json()["data"]
+    assert row["status"] == "queued"
+    slurm.set(slurm.next - 1, "RUNNING", nodes="n1")
+    if len((await alice.get("/v1/servers")).json()["data"]) == 1:
+        starts = (await alice.post(CHAT, json=chat(BASE))).json()["error"]
+        assert (starts["code"], row["id"] in starts["message"]) == ("server-starts", True)
+    script, place = slurm.submitted[-1]["script"], site.data / "alice/jobs" / row["id"]
+    log = (folder / f"log-{row['id']}").open("w")
+    process = subprocess.Popen(
+        ["bash", "-c", script], env=commands(folder / f"bin-{row['id']}"), cwd=place, stdout=log, stderr=log,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+
+        async def ready() -> bool:
+            assert process.poll() is None, Path(log.name).read_text()
+            rows = (await alice.get("/v1/servers")).json()["data"]
+            return [each["status"] for each in rows if each["id"] == row["id"]] == ["ready"]
+
+        await until(ready)
+        yield row["id"]
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+        log.close()
+
+
+def chat(model: str, text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+
+
+async def test_a_persons_own_server_answers_for_her_adapters_alone(
+    site: Site, slurm: FakeSlurmrestd, tmp_path: Path
+) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    mine = await own_adapter(site, "alice", "one", 1)
+    await own_adapter(site, "bob", "his", 2)
+    alice, bob = site.of("alice"), site.of("bob")
+    none = await alice.post(CHAT, json=chat("ft:org-small:alice:one"))
+    assert (none.status_code, none.json()["error"]["code"]) == (400, "not-served")
+    async with serving_job(site, slurm, tmp_path) as job:
+        client = openai.AsyncOpenAI(api_key=token("alice"), base_url="http://test/v1", http_client=alice, max_retries=0)
+        said = await client.chat.completions.create(
+            model="ft:org-small:alice:one", messages=[{"role": "user", "content": "hello"}]
+        )
+        assert (said.model, said.choices[0].message.content) == ("ft:org-small:alice:one", mine)
+        said = await client.chat.completions.create(model=BASE, messages=[{"role": "user", "content": "hello"}])
+        assert (said.model, said.choices[0].message.content) == (BASE, "the base")
+        parts = await client.chat.completions.create(
+            model="ft:org-small:alice:one", messages=[{"role": "user", "content": "hello"}], stream=True
+        )
+        found = [each async for each in parts]
+        assert {each.model for each in found} == {"ft:org-small:alice:one"}
+        assert "".join(each.choices[0].delta.content or "" for each in found) == mine[:8]
+        events = (await alice.post("/v1/responses", json={"model": BASE, "input": "hi", "stream": True})).text
+        assert events.count("response.output_text.delta") == 16
+        assert (await alice.post("/v1/completions", json={"model": BASE, "prompt": "hi"})).status_code == 200
+        for user, model, status, code in (
+            (alice, "ft:org-small:bob:his", 404, "no-such-served-model"),
+            (bob, "ft:org-small:alice:one", 404, "no-such-served-model"),
+            (bob, BASE, 400, "not-served"),
+            (bob, "ft:org-small:bob:his", 400, "not-served"),
+            (alice, "adapter-one", 404, "no-such-served-model"),
+        ):
+            refused = await user.post(CHAT, json=chat(model))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (status, code), model
+        meant = (await alice.post(CHAT, json=chat("ft:org-small:alice:onne"))).json()["error"]
+        assert (meant["param"], "did you mean 'ft:org-small:alice:one'?" in meant["message"]) == ("model", True)
+        assert (await alice.post(CHAT, json=chat(BASE, chat_template="x"))).json()["error"]["code"] == "request-refused"
+        assert (await alice.post(CHAT, content=b"{")).json()["error"]["code"] == "request-no-json"
+        assert (await bob.delete(f"/v1/servers/{job}")).status_code == 404
+        assert (await alice.delete(f"/v1/servers/{job}")).json()["deleted"]
+        assert (await alice.get("/v1/servers")).json()["data"] == []
+
+
+async def test_the_loop_from_a_file_to_an_answer_with_recorders_of_slurm_and_the_engine(
+    site: Site, slurm: FakeSlurmrestd, tmp_path: Path
+) -> None:
+    """Its whole form, with Slurm and vLLM, is in tests/integration/test_service_api.py."""
+    tiny.base(site.service.models.folder / "org/small")
+    client = openai.AsyncOpenAI(
+        api_key=token("alice"), base_url="http://test/v1", http_client=site.of("alice"), max_retries=0
+    )
+    file = await client.files.create(file=("chat.jsonl", lines(CHAT_ROWS)), purpose="fine-tune")
+    made = await client.fine_tuning.jobs.create(
+        model=BASE, training_file=file.id, suffix="loop", extra_body={"rocstack": {"nodes": 2, "gpus_per_node": 0}}
+    )
+    assert f"{site.data}/alice/files/{file.id}.jsonl" in slurm.submitted[0]["script"]
+    own = tiny.adapter(site.data / "alice/jobs" / made.id / "adapter", str(site.service.models.folder / "org/small"))
+    early = await site.of("alice").get(f"/v1/train/jobs/{made.id}/eval")
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "no-model-yet")
+    slurm.set(slurm.next - 1, "COMPLETED", nodes="n[1-2]")
+    job = await client.fine_tuning.jobs.retrieve(made.id)
+    assert (job.status, job.error) == ("succeeded", None)
+    model = str(job.fine_tuned_model)
+    async with serving_job(site, slurm, tmp_path):
+        said = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": "hello"}])
+        base = await client.chat.completions.create(model=BASE, messages=[{"role": "user", "content": "hello"}])
+        beside = (await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")).json()
+    assert [each["input"] for each in beside["eval_results"]] == [row["messages"][0]["content"] for row in CHAT_ROWS]
+    both = [[(each["model_name"], each["output"]) for each in row["outputs"]] for row in beside["eval_results"]]
+    assert both[0] == [(model, said.choices[0].message.content), (BASE, "the base")]
+    gone = await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")
+    assert gone.json()["error"]["code"] in ("server-starts", "server-lost")  # it is just ending
+    digest = hashlib.sha256((own / "adapter_model.safetensors").read_bytes()).hexdigest()
+    assert (said.model, said.choices[0].message.content) == (model, digest)
+    assert base.choices[0].message.content == "the base"
+
+
+async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    mine = await own_adapter(site, "alice", "one", 1)
+    page, place = browser(site), "/try?model=ft:org-small:alice:one"
+    assert 'href="/try?model=ft%3Aorg-small%3Aalice%3Aone"' in (await page.get("/models")).text
+    assert "Start a server" in (await page.get(place)).text
+    assert "nothing serves" in (await page.post(place, data={"text": "hello"})).text
+    assert (await page.get("/try?model=nothing")).status_code == 404
+    async with serving_job(site, slurm, tmp_path):
+        assert "ready" in (await page.get(place)).text
+        assert mine in (await page.post(place, data={"text": "hello"})).text
+        part = await page.post(place, data={"text": "hello"}, headers={"HX-Request": "true"})
+        assert (mine in part.text, "<html" in part.text) == (True, False)
+        assert "write something first" in (await page.post(place, data={"text": " "})).text
+        assert "a number from 1 to" in (await page.post(place, data={"text": "hello", "tokens": "-1"})).text
+        assert "ready" in (await page.get(place.replace("/try?", "/try/servers?"))).text
+    slurm.set(slurm.next - 1, "FAILED", nodes="n1")
+    started = await page.post("/servers", data={"model": BASE, "time": "1h"})
+    assert (started.status_code, started.headers["location"]) == (303, "/try?model=org%2Fsmall")
+    assert [each["status"] for each in (await site.of("alice").get("/v1/servers")).json()["data"]] == ["queued"]
+    assert (await page.post("/servers", data={"model": "nothing"})).status_code == 400
+
+
+async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_started_again(
+    site: Site, slurm: FakeSlurmrestd, tmp_path: Path
+) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    names = [f"a{number}" for number in range(6)]
+    digests = {name: await own_adapter(site, "alice", name, number) for number, name in enumerate(names)}
+    alice = site.of("alice")
+
+    async def ask(name: str) -> str:
+        answer = await alice.post(CHAT, json=chat(f"ft:org-small:alice:{name}"))
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    async with serving_job(site, slurm, tmp_path) as first:
+        async with serving_job(site, slurm, tmp_path, resident=33):
+            assert {name: await ask(name) for name in names} == digests
+            assert {name: await ask(name) for name in names} == digests
+            rows = (await alice.get("/v1/servers")).json()["data"]
+            loaded = [[each["id"] for each in await resident(site, row["id"])] for row in rows]
+            assert sorted(loaded[0] + loaded[1]) == sorted(f"adapter-{name}" for name in names)  # each in one place
+            assert all(loaded)
+        # Slurm hasn't seen yet that the second one ended.
+        assert {name: await ask(name) for name in names} == digests
+        said = json.loads((site.data / "alice/jobs" / first / "server.json").read_text())
+        os.kill(gateway_in(site.data / "alice/jobs" / first), signal.SIGKILL)
+
+        async def again() -> bool:
+            return (await alice.post(CHAT, json=chat(BASE))).status_code == 200
+
+        await until(again)
+        assert json.loads((site.data / "alice/jobs" / first / "server.json").read_text()) != said
+        assert {name: await ask(name) for name in names} == digests
+
+
+async def test_who_goes_away_in_the_middle_frees_the_server(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    await own_adapter(site, "alice", "one", 1)
+    async with listening(site) as url, serving_job(site, slurm, tmp_path) as job:
+        body, head = chat("ft:org-small:alice:one", "slow 60"), {"Authorization": f"Bearer {token('alice')}"}
+        async with httpx.AsyncClient(base_url=url, headers=head, timeout=60) as client:
+            asked = asyncio.create_task(client.post(CHAT, json=body))
+
+            async def runs(number: int) -> bool:
+                return sum(each["running"] for each in await resident(site, job)) == number
+
+            await until(lambda: runs(1))
+            asked.cancel()
+            await until(lambda: runs(0), 20)
+
+
+@asynccontextmanager
+async def listening(site: Site) -> AsyncIterator[str]:
+    """The service at a port of its own."""
+    server = uvicorn.Server(uvicorn.Config(site.application, port=0, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def gateway_in(folder: Path) -> int:
+    """The process of the job that runs there."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (each / "cwd").resolve() == folder.resolve() and b"rocstack.serve" in (each / "cmdline").read_bytes():
+                return int(each.name)
+    raise AssertionError("no gateway runs there")
+
+
+async def resident(site: Site, job: str) -> list[dict[str, Any]]:
+    """What the job's gateway says of its adapters, to whoever has its token."""
+    said = json.loads((site.data / "alice/jobs" / job / "server.json").read_text())
+    async with httpx.AsyncClient(verify=False, headers={"Authorization": f"Bearer {said['token']}"}) as client:
+        answer = await client.get(f"https://127.0.0.1:{said['port']}/v1/adapters?resident=true")
+        assert (await client.get(answer.url, headers={"Authorization": "Bearer x"})).status_code == 401
+    rows: list[dict[str, Any]] = answer.json()["data"]
+    return rows
+
+
+def test_when_a_server_ends_only_its_own_adapters_move() -> None:
+    servers = [ModelServer(key, "", ssl.create_default_context(), "") for key in "abcd"]
+    names = [f"adapter-{number}" for number in range(400)]
+    before = {name: by_nearness(name, servers)[0].key for name in names}
+    after = {name: by_nearness(name, servers[:3])[0].key for name in names}
+    assert all(after[name] == before[name] for name in names if before[name] != "d")
+    counts = [list(before.values()).count(key) for key in "abcd"]
+    assert min(counts) > 60
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"", b"[]", b"{", b"[" * 5000, b'{"port": 22, "token": "x", "certificate": ""}',
+        json.dumps({"port": 8443, "token": "a" * 40, "certificate": "none"}).encode(), b"x" * 100_000,
+    ],
+)  # fmt: skip
+async def test_what_a_job_announces_is_data(site: Site, slurm: FakeSlurmrestd, said: bytes) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    alice = site.of("alice")
+    key = (await alice.post("/v1/servers", json={"model": BASE})).json()["data"][0]["id"]
+    slurm.set(100, "RUNNING", nodes="n1")
+    (site.data / "alice/jobs" / key / "server.json").write_bytes(said)
+    answer = await alice.post(CHAT, json=chat(BASE))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-starts")
+
+
+async def test_a_server_of_an_adapter_or_of_nothing_is_refused(site: Site) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    await own_adapter(site, "alice", "one", 1)
+    alice = site.of("alice")
+    for body, code in (
+        ({"model": "ft:org-small:alice:one"}, "serve-the-base"),
+        ({"model": "org/smal"}, "no-such-served-model"),
+        ({"model": BASE, "max_rank": 7}, "bad-max-rank"),
+        ({"model": BASE, "replicas": 4}, "too-many-jobs"),
+    ):
+        assert (await alice.post("/v1/servers", json=body)).json()["error"]["code"] == code
+    assert (await alice.post("/v1/servers", json={"model": BASE, "replicas": 0})).status_code == 400
+
+
+async def test_who_i_am(site: Site) -> None:
+    assert (await site.of("bob").get("/v1/me")).json() == {"id": "bob", "object": "person", "uid": 2001}
+
+
+async def test_a_server_of_the_site_knows_people_by_their_own_tokens(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway asks the service who it is; each person has her own adapters there."""
+    base = tiny.base(site.service.models.folder / "org/small")
+    digests = {user: await own_adapter(site, user, "own", seed) for seed, user in enumerate(("alice", "bob"))}
+    stack = AsyncExitStack()
+    service, port = await stack.enter_async_context(listening(site)), free_port()
+    document = {
+        "model": str(base), "listen": f"127.0.0.1:{port}", "people": {"url": service}, "state": str(tmp_path / "state"),
+        "sources": [{"folder": str(site.data), "layout": "users"}],
+        "engine": {"command": [sys.executable, str(FAKE)]},
+    }  # fmt: skip
+    (tmp_path / "serve.json").write_text(json.dumps(document))
+    here = SiteServer(model=BASE, url=f"http://127.0.0.1:{port}")
+    object.__setattr__(site.service.servers, "settings", settings(tmp_path).model_copy(update={"servers": (here,)}))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rocstack.serve", str(tmp_path / "serve.json")],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "cli")},
+    )
+    try:
+        async with httpx.AsyncClient(base_url=here.url) as direct:
+
+            async def ready() -> bool:
+                try:
+                    return (await direct.get("/health")).status_code == 200
+                except httpx.HTTPError:
+                    return False
+
+            await until(ready)
+            for user, digest in digests.items():
+                answer = await site.of(user).post(CHAT, json=chat(f"ft:org-small:{user}:own"))
+                assert answer.json()["choices"][0]["message"]["content"] == digest
+                own = {"Authorization": f"Bearer {token(user)}"}
+                assert (await direct.post(CHAT, json=chat("adapter-own"), headers=own)).status_code == 200
+            for bad in (None, "x", token("alice", sign="forged"), token("eve")):
+                heads = {"Authorization": f"Bearer {bad}"} if bad else {}
+                assert (await direct.get("/v1/models", headers=heads)).status_code == 401
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 30)
+        await stack.aclose()
+    answer = await site.of("alice").post(CHAT, json=chat(BASE))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-lost")
+    away = SiteServer(model=BASE, url="https://127.0.0.1:1", ca=f"{tmp_path}/none.pem")
+    object.__setattr__(site.service.servers, "settings", settings(tmp_path).model_copy(update={"servers": (away,)}))
+    assert (await site.of("alice").post(CHAT, json=chat(BASE))).json()["error"]["code"] == "no-server-ca"
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_tokens_of_people_go_to_no_site_in_the_clear(tmp_path: Path) -> None:
+    good, file = json.loads(settings(tmp_path).model_dump_json()), tmp_path / "service.json"
+    file.write_text(json.dumps(good | {"servers": [{"model": "x", "url": "https://10.0.0.1:1"}]}))
+    assert config.load(file).servers == (SiteServer(model="x", url="https://10.0.0.1:1"),)
+    file.write_text(json.dumps(good | {"servers": [{"model": "x", "url": "http://10.0.0.1:1"}]}))
+    with pytest.raises(BadInput, match="in the clear"):
+        config.load(file)

@@ -21,6 +21,7 @@ from typing import IO
 from urllib.parse import unquote
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.tar_stream import open_tar
 from rocstack.base.words import Value
 from rocstack.image import pinning
 from rocstack.image.base_image import BaseImage
@@ -190,7 +191,7 @@ def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
 
 def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
     """The plain files of a tar stream; a name that leads elsewhere is none of ours."""
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
+    with open_tar(stream) as tar:
         for each in tar:
             path = PurePosixPath(each.name)
             if each.isdir():

@@ -21,11 +21,10 @@ from rocstack.settings.settings import Settings, of_setting, placed
 from rocstack.stack import base_reading, choice, component, overlay, resolve, rules, stack
 from rocstack.stack.base_reading import BaseReading
 from rocstack.stack.component import NicProfile, TemplateLibrary
-from rocstack.stack.lock import Lock
+from rocstack.stack.lock import Lock, for_stack
 from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import UNREAD, Stack
 from rocstack.steps.options import ImageOptions, Note
-from rocstack.steps.trust_policy import trusted_lock
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,23 @@ def plan_image(options: ImageOptions, chosen: Settings, note: Note, *, base: str
 
     plan = join(chosen, gfx=gfx, methods=options.methods, base=base, providers=providers)
     refuse_base(plan)
-    lock = trusted_lock(plan.resolved.stack, options.lock, chosen)
+    lock = lock_of(plan.resolved.stack, options.lock, chosen)
     cards = sorted({gpu.device for node in nodes(chosen.nic) for gpu in node.gpus}) if named else ()
     value = plan.resolved.model_copy(update={"cards": tuple(cards)})
     return replace(plan, resolved=value, nodes=nodes(chosen.nic), lock=lock, why=why, lacks=lacks)
+
+
+def lock_of(own: Stack, file: Path | None, chosen: Settings) -> Lock | None:
+    """The stack's lock, as `for_stack` and trust_policy.trusted_lock read it: only a policy needs cryptography.
+
+    Raises:
+        BadInput, Untrusted: as these do.
+    """
+    if not chosen.trust.keys:
+        return for_stack(own, file)
+    from rocstack.steps.trust_policy import trusted_lock
+
+    return trusted_lock(own, file, chosen)
 
 
 def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) -> ImagePlan:
@@ -110,7 +122,7 @@ def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) ->
         chosen = chosen.model_copy(update={"stack": home, "base_image": ""})
     plan = join(chosen, role=role)
     refuse_base(plan)
-    return replace(plan, lock=trusted_lock(plan.resolved.stack, file, chosen))
+    return replace(plan, lock=lock_of(plan.resolved.stack, file, chosen))
 
 
 def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:

@@ -17,9 +17,8 @@ from rocstack.stack.lock import Lock, wheel_of
 from rocstack.stack.newer import AptNews, Newer
 from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import Stack
-from rocstack.steps.image_plan import join, refuse_broken
+from rocstack.steps.image_plan import join, lock_of, refuse_broken
 from rocstack.steps.options import LOCK, LockOptions, Note, OutdatedOptions, ignore, settings
-from rocstack.steps.trust_policy import trusted_lock
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def outdated(options: OutdatedOptions = OutdatedOptions(), note: Note = ignore) 
     chosen = settings(options)
     resolved = join(chosen, methods=options.methods).resolved
     own = resolved.stack
-    lock = trusted_lock(own, options.lock, chosen)
+    lock = lock_of(own, options.lock, chosen)
     if lock is None:
         raise BadInput.of("nothing-to-compare", stack=own.name)
     client = engine.connect()

@@ -168,7 +168,7 @@ def test_a_vendors_repository_needs_the_sha256_of_its_key(cli: Cli, tmp_path: Pa
 
 
 def test_frozen_needs_a_lock(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocstack.steps.image_plan.trusted_lock", lambda own, file, chosen: None)
+    monkeypatch.setattr("rocstack.steps.image_plan.lock_of", lambda own, file, chosen: None)
     monkeypatch.setattr("rocstack.image.render.unpinned", lambda chosen, lock: ())
     error = cli("build", "--json", "--frozen").json()["error"]
     assert (error["code"], error["exit_code"]) == ("no-lock", 2)

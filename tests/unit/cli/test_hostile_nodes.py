@@ -19,6 +19,7 @@ from typing import Any
 import hostile
 import junitparser
 import pytest
+import typer
 from pydantic import TypeAdapter
 from recorded_nodes import KINDS, recording
 from rich.console import Console
@@ -194,7 +195,8 @@ def test_history(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatc
     answer = hostile.sample(history.DeployRecord)
     for _, found in spread("history", answer, lambda data: history.parse([json.dumps(data)], "{}"), mark):
         monkeypatch.setattr("rocstack.steps.deploy.history", lambda _, it=found: it)
-        operate._show_history(None, json=False)  # type: ignore[arg-type]
+        with pytest.raises(typer.Exit):
+            operate._show_history(None, json=False)  # type: ignore[arg-type]
 
 
 def test_slurm(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:

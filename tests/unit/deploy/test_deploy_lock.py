@@ -57,7 +57,9 @@ def test_who_changed_the_cluster_meanwhile_makes_it_read_again(
     monkeypatch.setattr(work.journal, "lock", lambda: spec)
     monkeypatch.setattr(work, "refused", lambda now: "")
     monkeypatch.setattr(work.secrets, "save", begins_work)
-    request: Any = SimpleNamespace(inventory=SimpleNamespace(control=SimpleNamespace(name="n1"), path=tmp_path / "i"))
+    request: Any = SimpleNamespace(
+        inventory=SimpleNamespace(control=SimpleNamespace(name="n1"), path=tmp_path / "i"), sign=locks.unsigned
+    )
     with pytest.raises(Begun) as begun:
         work.deploy(request, Any, Any, DeployEvents())  # type: ignore[arg-type]
     assert (len(prepared), begun.value.args) == (readings, (readings,))

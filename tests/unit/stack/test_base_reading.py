@@ -115,7 +115,8 @@ def test_an_answer_that_is_none(text: str) -> None:
 def test_nothing_but_the_nics_layer(nic: str) -> None:
     context = on_top(reading(AMD, start=START), nic).render()
     found = instructions(context.files["Dockerfile"].data.decode())
-    assert found[:2] == ["FROM registry.example.com/amd/pytorch:7.2 AS base", "USER root"]
+    first = ["FROM scratch AS packages", "FROM registry.example.com/amd/pytorch:7.2 AS base", "USER root"]
+    assert found[:3] == first
     last = found[next(i for i, line in enumerate(found) if line.endswith(" AS worker")) :]
     assert [line.split()[0] for line in last] == ["FROM", "ENV", "COPY", "USER", "SHELL", "ENTRYPOINT", "CMD"]
     # It starts what it started, as the same user and whatever the words hold.

@@ -126,14 +126,16 @@ def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) ->
 
 
 def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:
-    """Every stack beside the nodes; none where the nodes' GPUs are not known. With `gfx` each built for these targets.
+    """Every stack beside the nodes that can be deployed, which needs Slurm; none where the nodes' GPUs are not known. With
+    `gfx` each built for these targets.
 
     Raises:
         BadInput: a stack's file is wrong, or `gfx`.
     """
     need = choice.NodesNeed.of(nodes)
     names = stack.names(folder) if need.targets else ()
-    return tuple(choice.fit(stack.load(name, folder), need, split_gfx(gfx)) for name in names)
+    stacks = [own for name in names if "slurm" in (own := stack.load(name, folder)).components]
+    return tuple(choice.fit(own, need, split_gfx(gfx)) for own in stacks)
 
 
 def gfx_for(chosen: Settings, nodes: Sequence[NodeProfile], note: Note) -> str | None:

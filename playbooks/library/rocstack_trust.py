@@ -46,7 +46,8 @@ kind:
 
 
 def main() -> None:
-    module = AnsibleModule({"fence": {"type": "dict", "required": True}, "order": {"type": "dict", "required": True}})
+    known = {"fence": {"type": "dict", "required": True}, "order": {"type": "dict", "required": True}}
+    module = AnsibleModule(known, no_log=True)  # the order is megabytes
     params = module.params
     try:
         Fence(params["fence"], STATE).announce()

@@ -87,7 +87,7 @@ def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
     if found.unread:
         out.say(f"{count(found.unread, 'line')} of the history can't be read")
     if found.forged:
-        out.say(f"{count(found.forged, 'line')} came after one that a trusted key signed, and count for nothing")
+        out.say(f"{count(found.forged, 'line')} came after one that a trusted key signed; the signed one counts")
     if not found.ok:
         out.say("the history was changed: somebody who may write on the control node did it; ask who")
     raise typer.Exit(0 if found.ok else 1)

@@ -228,8 +228,10 @@ class _Pace:
     """What came of all layers, and when there was last enough of it."""
 
     def __init__(self) -> None:
-        self.moved, self.counted = time.monotonic(), 0
-        self.layers: dict[str, int] = {}  # bytes that came of each
+        self.moved, self.came, self.counted = time.monotonic(), 0, 0  # bytes of all, and when they were enough
+        self.layers: dict[
+            str, int
+        ] = {}  # as the engine counts: of the rest anew, after a break
         self.seen: set[tuple[str, str]] = set()
 
     def count(self, layer: str, status: str, current: int) -> None:
@@ -237,14 +239,15 @@ class _Pace:
         Raises:
             NodeError: it is too little.
         """
-        now, sums = time.monotonic(), 0
+        now = time.monotonic()
         if status == "Downloading":
-            self.layers[layer] = max(current, self.layers.get(layer, 0))
-            sums = sum(self.layers.values())
+            before = self.layers.get(layer, 0)
+            self.came += current - before if current >= before else current
+            self.layers[layer] = current
         unpacks = status == "Extracting"  # the engine's own work
-        if unpacks or (layer, status) not in self.seen or sums - self.counted >= PACE:
+        if unpacks or (layer, status) not in self.seen or self.came - self.counted >= PACE:
             self.seen.add((layer, status))
-            self.moved, self.counted = now, max(sums, self.counted)
+            self.moved, self.counted = now, self.came
         elif now - self.moved > PACE_S:
             raise NodeError(f"less than {PACE >> 10} KB came in {PACE_S:g} s")
 

@@ -71,21 +71,27 @@ def judge(order: Row, remembered: str = REMEMBERED) -> dict[str, list[str]]:
     except (ValueError, TypeError) as error:
         raise NodeError(f"a key of the trust policy can't be used: {error}", kind="untrusted") from None
     before = _remembered(remembered)
-    if before and not before & {key.fingerprint for key in keys} and not before <= set(order["replaces"]):
-        what = f"this cluster takes images that {', '.join(sorted(before)[:4])} signed, and the order names other keys"
-        raise NodeError(what, kind="trust-replaced")
+    if before and not before <= set(order["replaces"]):
+        keys = [key for key in keys if key.fingerprint in before]  # another one counts when it is remembered, too
+        if not keys:
+            what = (
+                f"this cluster takes images that {', '.join(sorted(before)[:4])} signed, and the order names other keys"
+            )
+            raise NodeError(what, kind="trust-replaced")
     openssl = _Openssl()
+    images: dict[str, _Image] = {}
     found = {}
     for role, row in order["images"].items():
         try:
-            found[role] = _Image(row, keys, openssl).signers(order)
+            images[role] = _Image(row, keys, openssl)
+            found[role] = images[role].signers(order)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             text = f"what came with it can't be read ({type(error).__name__})"
             raise _refused(role, text) from None
         except _Doubt as doubt:
             raise _refused(role, str(doubt)) from None
     if order["level"] is not None:
-        _require_level(order, keys, openssl)
+        _require_level(order, images)
     return found
 
 
@@ -104,10 +110,10 @@ def _refused(role: str, why: str) -> NodeError:
     return NodeError(f"the {role} image: {why}", cause, "untrusted")
 
 
-def _require_level(order: Row, keys: list[Key], openssl: _Openssl) -> None:
+def _require_level(order: Row, images: dict[str, _Image]) -> None:
     """A signed report of these two images together."""
-    worker, control = (order["images"][role]["id"] for role in ("worker", "control"))
-    for said in _Image(order["images"]["worker"], keys, openssl).predicates().get(VERIFY_REPORT, ()):
+    worker, control = images["worker"].id, images["control"].id
+    for said in images["worker"].predicates().get(VERIFY_REPORT, ()):
         level, real = said.get("level"), said.get("virtual") is False
         pair = (said.get("image"), said.get("controlImage"))
         holds = isinstance(level, int) and level >= order["level"] and (real or order["virtual"])
@@ -130,6 +136,7 @@ class _Image:
             if name.startswith("sha256:") and "sha256:" + hashlib.sha256(data).hexdigest() != name:
                 raise _Doubt(f"what came as {name[:19]} has other bytes")
         self.listed: dict[str, str] | None = None  # digest of each attestation that the signatures list -> its type
+        self._attested: dict[str, list[Row]] | None = None
 
     def signers(self, order: Row) -> list[str]:
         """
@@ -148,7 +155,7 @@ class _Image:
         signers: list[str] = []
         for layer in self._layers("sig"):
             data, mark = self._there(layer["digest"]), (layer.get("annotations") or {}).get(SIGNATURE, "")
-            by = self.openssl.signers(self.keys, data, [base64.b64decode(mark)])
+            by = self.openssl.signers(self.keys, data, [_mark(mark)])
             if layer["mediaType"] != SIMPLE_SIGNING or not by:
                 continue
             said = json.loads(data)
@@ -164,6 +171,8 @@ class _Image:
 
     def predicates(self) -> dict[str, list[Row]]:
         """What trusted keys attest of it, by predicate type."""
+        if self._attested is not None:
+            return self._attested
         if self.listed is None:
             self._signed()
         found: dict[str, list[Row]] = {}
@@ -173,13 +182,15 @@ class _Image:
             content = base64.b64decode(parsed["payload"], validate=True)
             kind = str(parsed["payloadType"])
             signed = b"DSSEv1 %d %s %d %s" % (len(kind.encode()), kind.encode(), len(content), content)
-            marks = [base64.b64decode(each["sig"]) for each in parsed["signatures"][:16]]
+            marks = [_mark(each["sig"]) for each in parsed["signatures"][:16]]
             if kind != IN_TOTO or not self.openssl.signers(self.keys, signed, marks):
                 raise _Doubt(f"no trusted key signed its attestation {name[:19]}")
             said = json.loads(content)
-            if any(each["digest"].get("sha256") != self.digest[len("sha256:") :] for each in said["subject"]):
+            subjects = [each["digest"].get("sha256") for each in said["subject"]]
+            if set(subjects) != {self.digest[len("sha256:") :]}:
                 raise _Doubt(f"its attestation {name[:19]} is of another image")
             found.setdefault(str(said["predicateType"]), []).append(said["predicate"])
+        self._attested = found
         return found
 
     def _layers(self, kind: str) -> list[Row]:
@@ -195,6 +206,14 @@ class _Image:
         if digest not in self.held or not digest.startswith("sha256:"):
             raise _Doubt(f"{digest[:19]} didn't come with it")
         return self.held[digest]
+
+
+def _mark(text: str) -> bytes:
+    """A signature; one that can't be read is a stranger's, and no reason to look at no other."""
+    try:
+        return base64.b64decode(text)
+    except (ValueError, TypeError):
+        return b""
 
 
 class _Openssl:

@@ -267,13 +267,20 @@ class _Publisher:
             self.cut.set()
 
 
-def _ship(publisher: _Publisher, monkeypatch: pytest.MonkeyPatch, start_registry: Any) -> None:
+@dataclass
+class _Runs:
+    watch: Any = None
+
+
+def _ship(publisher: Any, monkeypatch: pytest.MonkeyPatch, start_registry: Any, before: object = None) -> None:
+    """`before`: the registry's container that the control node has already."""
     monkeypatch.setattr(by_registry, "bring", publisher)
-    monkeypatch.setattr(by_registry, "repository", publisher.connect)
-    prepared: Any = SimpleNamespace(
-        images={"worker": IMAGE}, desired=SimpleNamespace(ship_method=lambda lacking: ("registry", "why"))
-    )
-    Shipping(None, Path("unused")).ship(prepared, ["n1"], SimpleNamespace(), DeployEvents(), start_registry)  # type: ignore[arg-type]
+    monkeypatch.setattr(by_registry, "repository", _Publisher().connect if before else publisher.connect)
+    control = SimpleNamespace(control=SimpleNamespace(name="h"))
+    desired = SimpleNamespace(ship_method=lambda lacking: ("registry", "why"), has_registry=True, inventory=control)
+    facts = SimpleNamespace(container=lambda name: before)
+    prepared: Any = SimpleNamespace(images={"worker": IMAGE}, desired=desired, facts=lambda name: facts)
+    Shipping(None, Path("unused")).ship(prepared, ["n1"], _Runs(), DeployEvents(), start_registry)  # type: ignore[arg-type]
 
 
 def test_the_image_is_published_while_the_control_node_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +289,30 @@ def test_the_image_is_published_while_the_control_node_starts(monkeypatch: pytes
         _ship(publisher, monkeypatch, lambda: seen.append(publisher.began.wait(60)))
     assert seen == [True]
     assert not publisher.stopped
+
+
+def test_nodes_pull_from_a_registry_that_ran_before_when_it_knows_their_accounts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the image, so nothing is published; the accounts of new nodes come with its restart."""
+    done = threading.Event()
+
+    class Began(Exception):
+        pass
+
+    def account(*_: object) -> None:
+        raise Began(done.is_set())
+
+    def restart() -> None:
+        done.wait(0.2)
+        done.set()
+
+    monkeypatch.setattr(by_registry, "home", lambda desired: "h:5000")
+    monkeypatch.setattr(by_registry, "account", account)
+    published = SimpleNamespace(reference=f"h:5000/worker@sha256:{'a' * 64}")
+    with pytest.raises(Began) as began:
+        _ship(lambda *_: published, monkeypatch, restart, before=object())
+    assert began.value.args == (True,)
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -166,6 +166,11 @@ def came(events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> str:
     return ""
 
 
+def test_a_layer_that_goes_on_after_a_break_is_counted_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, rest = range(0, 1 << 30, 64 << 20), range(0, 400 << 20, 1 << 20)
+    assert came([*downloading("a", first), *downloading("a", rest)], monkeypatch) == ""
+
+
 def test_a_registry_that_drips_ends_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine speaks on: a limit of silence never ended it."""
     slow = "less than 256 KB came in 120 s"

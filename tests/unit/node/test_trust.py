@@ -185,3 +185,16 @@ def test_a_key_that_is_none(key: object, nothing: Path) -> None:
 def test_without_openssl_it_says_so(nothing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocstack.node.trust.shutil.which", lambda name, path: None)
     assert refusal(order(), nothing).kind == "no-openssl"
+
+
+def test_a_key_that_is_new_signs_nothing_alone(nothing: Path) -> None:
+    """Beside one that is remembered it may stand in the policy; what it signed counts when it is remembered, too."""
+    nothing.write_text(f"{OURS.public.fingerprint}\n")
+    keys = [key.public.pem.decode() for key in (OURS, THEIRS)]
+    theirs = order(shelf("worker", THEIRS), THEIRS, keys=keys)
+    assert refusal(theirs, nothing).kind == "untrusted"
+    assert judge({**theirs, "replaces": [OURS.public.fingerprint]}, str(nothing))["worker"] == [
+        THEIRS.public.fingerprint
+    ]
+    both = order(shelf("worker", OURS, THEIRS), OURS, THEIRS)
+    assert judge(both, str(nothing))["worker"] == [OURS.public.fingerprint]

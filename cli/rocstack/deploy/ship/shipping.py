@@ -14,6 +14,7 @@ from docker import DockerClient
 from rocstack.base.errors import CheckFailed
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
+from rocstack.deploy.plan import services
 from rocstack.deploy.plan.plan import Shipped
 from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.ship import by_rack, by_registry
@@ -100,6 +101,8 @@ class Shipping:
             failed = {each.node: each.error for each in rows if each.error}
             return ShippingResult(image, shipped, failed, {"method": "archive"})
         packed, started = PackedLayers(self.folder / "layers"), threading.Event()
+        before = prepared.facts(desired.inventory.control.name).container(services.STORE)
+        known_before = desired.has_registry and before is not None
         # The connection ends before the thread is waited for: a request may be silent for minutes.
         with ThreadPoolExecutor(1) as pool, by_registry.repository(prepared, desired) as target:
 
@@ -112,8 +115,11 @@ class Shipping:
                 ready = image.at(published.reference)
                 hosts = dict.fromkeys(lacking, by_registry.home(desired))
                 runs = replace(node_runs, watch=unless_stopped)
+                if method == "rack" or known_before:
+                    # Racks' registries run from the control image; one that ran before knows the accounts of before.
+                    started.wait()
+                    unless_stopped()
                 if method == "rack":
-                    started.wait()  # their registries run from the control image
                     hosts = by_rack.fill(prepared, ready, lacking, runs, events)
                 sources = {name: by_registry.account(desired, host, name) for name, host in hosts.items()}
                 pulled, failed = by_registry.pull(prepared, ready, sources, runs)

@@ -123,16 +123,16 @@ def test_the_control_node_checks_again(ours: Site) -> None:
     assert ours.run("deploy").code == 0
     node, theirs = ours.deployed.workspace.nodes()["n1"], f"echo {THEIRS.public.fingerprint} >/etc/rocstack/trust"
     away, back = "mv /usr/bin/openssl /usr/bin/openssl.away", "mv /usr/bin/openssl.away /usr/bin/openssl"
-    for spoil, mend, why in (
-        (f": >/etc/rocstack/trust; {away}", back, "no openssl"),
-        (theirs, ":", THEIRS.public.fingerprint),
+    for spoil, mend, code, why in (
+        (f": >/etc/rocstack/trust; {away}", back, "control-without-openssl", "no openssl"),
+        (theirs, ":", "control-knows-other-keys", THEIRS.public.fingerprint),
     ):
         engine("exec", node, "sh", "-c", spoil)
         try:
             done = ours.run("deploy")
         finally:
             engine("exec", node, "sh", "-c", mend)
-        assert (done.code, done.json["error"]["code"]) == (1, "control-distrusts"), done.out + done.err
+        assert (done.code, done.json["error"]["code"]) == (1, code), done.out + done.err
         assert why in done.json["error"]["what"]
     there = engine("exec", node, "cat", "/etc/rocstack/trust")
     assert there.split() == [THEIRS.public.fingerprint]  # the policy, which was to be written, wasn't

@@ -229,9 +229,7 @@ class _Pace:
 
     def __init__(self) -> None:
         self.moved, self.came, self.counted = time.monotonic(), 0, 0  # bytes of all, and when they were enough
-        self.layers: dict[
-            str, int
-        ] = {}  # as the engine counts: of the rest anew, after a break
+        self.layers: dict[str, int] = {}  # as the engine counts: of the rest anew, after a break
         self.seen: set[tuple[str, str]] = set()
 
     def count(self, layer: str, status: str, current: int) -> None:

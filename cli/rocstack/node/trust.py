@@ -74,9 +74,8 @@ def judge(order: Row, remembered: str = REMEMBERED) -> dict[str, list[str]]:
     if before and not before <= set(order["replaces"]):
         keys = [key for key in keys if key.fingerprint in before]  # another one counts when it is remembered, too
         if not keys:
-            what = (
-                f"this cluster takes images that {', '.join(sorted(before)[:4])} signed, and the order names other keys"
-            )
+            known = ", ".join(sorted(before)[:4])
+            what = f"this cluster takes images that {known} signed, and the order names other keys"
             raise NodeError(what, kind="trust-replaced")
     openssl = _Openssl()
     images: dict[str, _Image] = {}

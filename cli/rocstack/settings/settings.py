@@ -236,7 +236,8 @@ def _refuse_other_names(folder: Path) -> None:
     with suppress(OSError):
         for other in sorted(each.name for each in folder.iterdir() if not each.name.endswith("~") and each.is_file()):
             word = plain(other).strip(".").removesuffix(".txt").replace(".yml.yml", ".yml")
-            if any(distance(word, known, 2) <= 1 for known in (FILE, "rocstack.yaml")):
+            ours = word.endswith((".yml", ".yaml")) or word in ("rocstack.yl", "rocstack.ym", "rocstackyml")
+            if ours and any(distance(word, known, 2) <= 1 for known in (FILE, "rocstack.yaml")):
                 raise BadInput.of("settings-elsewhere", folder / other, name=other, file=FILE)
 
 

@@ -126,8 +126,8 @@ def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) ->
 
 
 def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:
-    """Every stack beside the nodes that can be deployed, which needs Slurm; none where the nodes' GPUs are not known. With
-    `gfx` each built for these targets.
+    """Every stack that can be deployed, as those with Slurm can, beside the nodes; none where their GPUs are not known.
+    With `gfx` each built for these targets.
 
     Raises:
         BadInput: a stack's file is wrong, or `gfx`.

@@ -193,8 +193,7 @@ def test_a_key_that_is_new_signs_nothing_alone(nothing: Path) -> None:
     keys = [key.public.pem.decode() for key in (OURS, THEIRS)]
     theirs = order(shelf("worker", THEIRS), THEIRS, keys=keys)
     assert refusal(theirs, nothing).kind == "untrusted"
-    assert judge({**theirs, "replaces": [OURS.public.fingerprint]}, str(nothing))["worker"] == [
-        THEIRS.public.fingerprint
-    ]
+    given_up = {**theirs, "replaces": [OURS.public.fingerprint]}
+    assert judge(given_up, str(nothing))["worker"] == [THEIRS.public.fingerprint]
     both = order(shelf("worker", OURS, THEIRS), OURS, THEIRS)
     assert judge(both, str(nothing))["worker"] == [OURS.public.fingerprint]

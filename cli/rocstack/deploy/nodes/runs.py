@@ -37,12 +37,13 @@ class DeployEvents:
 @dataclass(frozen=True)
 class NodeRun:
     """How a playbook ended on one node. `reason` says why it failed, with the likely cause; `answers` has every task of
-    ours that ended there."""
+    ours that ended there. `kind` is the failure in one word, where the module has one."""
 
     node: str
     state: State
     reason: str = ""
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    kind: str = ""
 
     def answer(self, task: str, model: type[A]) -> A | None:
         """The task's answer; None where it didn't run there, or failed before it had one."""
@@ -120,4 +121,5 @@ def _node_run(run: HostRun) -> NodeRun:
     causes = [str(result["cause"]) for result in run.results.values() if result.get("cause")]
     cause = causes[-1] if causes else ""
     reason = f"{run.reason} ({cause})" if cause and cause not in run.reason else run.reason
-    return NodeRun(run.host, run.state, reason, answers)
+    kind = next((str(result["kind"]) for result in run.results.values() if result.get("kind")), "")
+    return NodeRun(run.host, run.state, reason, answers, kind)

@@ -158,7 +158,12 @@ class _Work:
         run = self.node_runs.send("trust.yml", {self.control: order})[self.control]
         answer = run.answer("Trust", TrustAnswer)
         if run.state != "ok" or answer is None:
-            raise CheckFailed.of("control-distrusts", control=self.control, why=run.reason or "it said nothing of them")
+            why = run.reason or "it said nothing of them"
+            if run.kind == "no-openssl":
+                raise CheckFailed.of("control-without-openssl", control=self.control, why=why)
+            if run.kind == "trust-replaced":
+                raise CheckFailed.of("control-knows-other-keys", control=self.control, why=why)
+            raise CheckFailed.of("control-distrusts", control=self.control, why=why)
         if answer.signers.keys() != self.prepared.images.keys() or not all(answer.signers.values()):
             raise CheckFailed.of("control-distrusts", control=self.control, why="it didn't judge each of the images")
 

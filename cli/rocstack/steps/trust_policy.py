@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocstack.base.errors import BadInput
 from rocstack.deploy.state import history
 from rocstack.edge.locks import Sign, unsigned
 from rocstack.settings.settings import Settings, of_setting
@@ -41,14 +42,18 @@ def history_signer(chosen: Settings) -> Sign:
     """Signs the lines that the cluster's history gets, where the policy says with which key.
 
     Raises:
-        BadInput: the key or its password can't be used.
+        BadInput: the key or its password can't be used, or nobody would take its lines.
     """
     policy = chosen.trust
     if not policy.sign:
         return unsigned
+    known = [key.fingerprint for key in history_keys(chosen)]
     with of_setting(chosen, "trust", Path.cwd()):
         secret = read_password(Path(policy.password_file).expanduser())
-        return history.signing(SigningKey.load(Path(policy.sign).expanduser(), secret))
+        key = SigningKey.load(Path(policy.sign).expanduser(), secret)
+        if known and key.public.fingerprint not in known:
+            raise BadInput.of("unlisted-operator", fingerprint=key.public.fingerprint)
+        return history.signing(key)
 
 
 def trusted_lock(own: Stack, file: Path | None, chosen: Settings) -> Lock | None:

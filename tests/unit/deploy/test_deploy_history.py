@@ -75,17 +75,23 @@ def test_a_line_says_who_signed_it() -> None:
         signed(nodes=["n1"]),
         signed(fence=8),
         signed(more=1),
-        signed(THEIRS),
         signed(signature="?"),
         signed(signature=""),
         signed(signature=None),
     ],
-    ids=["outcome", "nodes", "another's number", "more", "another signer", "no base64", "empty", "none"],
+    ids=["outcome", "nodes", "another's number", "more", "no base64", "empty", "none"],
 )
 def test_a_line_that_was_changed_is_seen(row: dict[str, Any]) -> None:
     found = history.parse([json.dumps(row)], keys=[OURS.public])
     assert [each.signed for each in found.deploys] == ["changed"]
     assert not found.ok
+
+
+def test_a_key_that_is_trusted_no_longer_is_no_change() -> None:
+    found = history.parse([line(signed(THEIRS))], keys=[OURS.public])
+    assert ([each.signed for each in found.deploys], found.ok) == ([history.UNKNOWN], True)
+    mine = {**signed(THEIRS), "key": OURS.public.fingerprint}
+    assert [each.signed for each in history.parse([line(mine)], keys=[OURS.public]).deploys] == ["changed"]
 
 
 def test_nothing_takes_the_place_of_a_signed_line() -> None:

@@ -8,6 +8,9 @@ import pytest
 from cli_run import Cli
 
 from rocstack.base import paths
+from rocstack.base.errors import BadInput
+from rocstack.settings.settings import load
+from rocstack.steps.trust_policy import history_signer
 from rocstack.trust import files
 from rocstack.trust.keys import SigningKey
 
@@ -75,3 +78,15 @@ def test_a_key_that_cannot_be_used_is_said_before_the_work(
     done = cli("lock", "--sign", *words)
     assert done.code == 2
     assert f"error {code}" in done.err
+
+
+def test_who_signs_the_history_is_among_those_whose_lines_count(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = site.parent
+    monkeypatch.chdir(folder)
+    for name, text in (("theirs.key", THEIRS.encrypted(b"secret")), ("password", "secret\n")):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(text)
+    policy = "trust:\n  keys: [ours.pub]\n  sign: theirs.key\n  password_file: password\n"
+    (folder / "rocstack.yml").write_text(policy)
+    with pytest.raises(BadInput, match="none of those whose lines"):
+        history_signer(load({}, {}, folder)[0])

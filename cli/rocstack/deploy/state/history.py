@@ -31,9 +31,10 @@ echo
 echo {_MARK}
 [ ! -e {journal.lock().history} ] || exec tail -c {MOST} {journal.lock().history}
 """
-MARK = "signature"
+MARK, SIGNER = "signature", "key"  # of a line: its signature, and the fingerprint of the key
 _OF_THE_NODE = ("began", "ended")  # which whoever signs a line doesn't know
-UNSIGNED, CHANGED = "unsigned", "changed"  # of a line, where keys are trusted; else it has the signer's fingerprint
+# Of a line, where keys are trusted; else it has the signer's fingerprint.
+UNSIGNED, CHANGED, UNKNOWN = "unsigned", "changed", "by a key that isn't trusted"
 AT_WORK, UNENDED = "at work", "began, never ended"  # outcomes beside done, failed, interrupted
 
 
@@ -78,8 +79,8 @@ def signing(key: SigningKey) -> Sign:
     """Signs the last line of each work."""
 
     def sign(line: Mapping[str, Any]) -> dict[str, Any]:
-        row = {**line, "at": journal.now()}
-        return {"at": row["at"], MARK: base64.b64encode(key.sign(_content(row))).decode()}
+        own = {"at": journal.now(), SIGNER: key.public.fingerprint}
+        return {**own, MARK: base64.b64encode(key.sign(_content({**line, **own}))).decode()}
 
     return sign
 
@@ -97,7 +98,10 @@ def _signed(line: str, keys: Sequence[PublicKey]) -> str:
         mark = base64.b64decode(row[MARK], validate=True)
     except (ValueError, TypeError):
         return CHANGED
-    return next((key.fingerprint for key in keys if key.signed(_content(row), mark)), CHANGED)
+    signers = [key.fingerprint for key in keys if key.signed(_content(row), mark)]
+    claimed = row.get(SIGNER)  # of somebody who left, perhaps; it proves no more than a line without a signature
+    stranger = isinstance(claimed, str) and claimed not in [key.fingerprint for key in keys]
+    return signers[0] if signers else UNKNOWN if stranger else CHANGED
 
 
 def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = ()) -> DeployHistory:
@@ -112,7 +116,7 @@ def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = ()
             unread += 1
             continue
         before = entries.get(entry.fence)
-        if before and before.signed not in ("", UNSIGNED, CHANGED):
+        if before and before.signed not in ("", UNSIGNED, CHANGED, UNKNOWN):
             forged += 1  # nothing follows the last line of a work
         else:
             entries[entry.fence] = entry.model_copy(update={"signed": signed})

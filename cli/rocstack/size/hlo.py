@@ -84,6 +84,7 @@ def read(lines: Sequence[str], gpus: int, node_of: Callable[[int], int]) -> Step
     """
     bodies, entry = _computations(lines)
     sums: dict[str, _Sum] = {}
+    groups: dict[str, tuple[int, int]] = {}  # as they are written
     endless = 0
 
     def total(name: str, depth: int) -> _Sum:
@@ -96,7 +97,10 @@ def read(lines: Sequence[str], gpus: int, node_of: Callable[[int], int]) -> Step
         for kind, shape, attributes in bodies[name]:
             plain = kind.removesuffix("-start")
             if plain in KINDS:
-                ranks, near = _group(attributes, gpus, node_of)
+                written = "".join(match[0] for each in (_PAIRS, _IOTA, _LISTED) if (match := each.search(attributes)))
+                if not written or written not in groups:  # most collectives have one of a few
+                    groups[written] = _group(attributes, gpus, node_of)
+                ranks, near = groups[written]
                 size = _size(plain, kind != plain, shape, ranks)
                 if ranks > 1:
                     found.add((plain, ranks, near), 1, size, size)

@@ -16,6 +16,7 @@ FLASH, DOT_PRODUCT = "flash", "dot_product"
 ORDER = ("stage", "data", "fsdp", "expert", "tensor")
 BLOCK = 64  # tokens of the flash kernel's blocks
 MOST_GPUS = 1 << 17
+TARGETS = ("gfx90a", "gfx942", "gfx950")  # those that images/maxtext/compile.py describes
 _BLOCKS: dict[str, Callable[[Shape], Settings]] = {}
 
 
@@ -23,8 +24,10 @@ def request(shape: Shape, layout: GpuLayout, hardware: Hardware, sequence: int, 
     """What images/maxtext/compile.py is asked.
 
     Raises:
-        BadInput: MaxText has no such model, or no such layout.
+        BadInput: MaxText has no such model, or no such layout; the step isn't compiled for such a GPU.
     """
+    if gfx not in TARGETS:
+        raise BadInput.of("no-compile-target", gpu=hardware.gpu, gfx=gfx, known=", ".join(TARGETS))
     if layout.gpus > MOST_GPUS:
         raise BadInput.of("too-many-to-compile", gpus=f"{layout.gpus:,}", most=f"{MOST_GPUS:,}")
     gpus = min(hardware.gpus, layout.gpus)

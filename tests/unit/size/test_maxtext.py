@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 
 import pytest
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput
 from rocstack.size import hardware, maxtext, models
 from rocstack.size.layout import GpuLayout
@@ -79,3 +81,16 @@ def test_what_maxtext_has_not(name: str, layout: GpuLayout, code: str) -> None:
     with pytest.raises(BadInput) as caught:
         asked(name, layout)
     assert caught.value.code == code
+
+
+def test_the_targets_are_those_of_the_program() -> None:
+    text = (paths.images() / "maxtext/compile.py").read_text()
+    line = next(line for line in ast.parse(text).body if names(line) == ["TARGETS"])
+    described = ast.literal_eval(line.value)  # type: ignore[attr-defined]
+    assert set(maxtext.TARGETS) == set(described)
+    with pytest.raises(BadInput, match="no description of"):
+        maxtext.request(models.find("llama-3.1-8b")[0], GpuLayout(dp=8), MI300X, 8192, "gfx908", 120)
+
+
+def names(line: ast.stmt) -> list[str]:
+    return [each.id for each in line.targets if isinstance(each, ast.Name)] if isinstance(line, ast.Assign) else []

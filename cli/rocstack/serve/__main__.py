@@ -13,6 +13,7 @@ from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.serve import announcement
 from rocstack.serve.app import make_app
 from rocstack.serve.gateway import Gateway
+from rocstack.serve.own_certificate import new_certificate
 from rocstack.serve.settings import ServeSettings, load
 
 GRACE_S = 60  # for which running streams may go on after a SIGTERM
@@ -61,7 +62,7 @@ async def _serve(settings: ServeSettings) -> None:
     gateway = Gateway(settings, say, announcement.Holder(token) if settings.announce else None)
     certificate, key = settings.certificate, settings.key
     if settings.announce:
-        certificate, key = map(str, announcement.new_certificate(Path(settings.state)))
+        certificate, key = map(str, new_certificate(Path(settings.state)))
     config = uvicorn.Config(
         make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=certificate, ssl_keyfile=key,
         log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False,

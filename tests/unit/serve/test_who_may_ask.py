@@ -15,6 +15,7 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.serve import announcement, settings
 from rocstack.serve.announcement import Announcement, Holder
 from rocstack.serve.identity import ServicePeople
+from rocstack.serve.own_certificate import new_certificate
 
 
 def people(*answers: httpx.Response | Exception) -> tuple[ServicePeople, list[httpx.Request]]:
@@ -78,7 +79,7 @@ def test_a_ca_that_is_none(tmp_path: Path) -> None:
 
 def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    certificate, key = announcement.new_certificate(tmp_path)
+    certificate, key = new_certificate(tmp_path)
     assert [each.stat().st_mode & 0o077 for each in (certificate, key)] == [0, 0]
     said = Announcement(8443, announcement.new_token(), certificate.read_text())
     said.write(tmp_path / "server.json")

@@ -35,7 +35,7 @@ class Announcement:
         context.check_hostname = False
         try:
             context.load_verify_locations(cadata=self.certificate)
-        except ssl.SSLError as error:
+        except (ssl.SSLError, TypeError) as error:  # TypeError: it isn't ASCII
             raise ValueError(str(error)) from None
         return context
 
@@ -44,18 +44,37 @@ class Announcement:
         Raises:
             CheckFailed: others could read it, or it can't be written.
         """
+        check(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            if path.parent.stat().st_mode & 0o007:
-                raise CheckFailed.of("not-announced", file=path, why="everybody can enter its folder")
             partial.unlink(missing_ok=True)
             # The group's bit is the mask of ACLs: those that the folder gives by default may read it.
-            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+            mode = 0o640 if _gives_acl(path.parent) else 0o600
+            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(file, "w", encoding="utf-8") as out:
                 json.dump(asdict(self), out)
             partial.replace(path)
         except OSError as error:
             raise CheckFailed.of("not-announced", file=path, why=error.strerror) from None
+
+
+def check(path: Path) -> None:
+    """
+    Raises:
+        CheckFailed: nothing secret can be written there.
+    """
+    try:
+        if path.parent.stat().st_mode & 0o007:
+            raise CheckFailed.of("not-announced", file=path, why="everybody can enter its folder")
+    except OSError as error:
+        raise CheckFailed.of("not-announced", file=path, why=error.strerror) from None
+
+
+def _gives_acl(folder: Path) -> bool:
+    try:
+        return "system.posix_acl_default" in os.listxattr(folder)
+    except OSError:  # its file system has none
+        return False
 
 
 def parse(raw: bytes) -> Announcement:

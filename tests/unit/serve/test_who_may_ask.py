@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,7 @@ def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
     assert [each.stat().st_mode & 0o077 for each in (certificate, key)] == [0, 0]
     said = Announcement(8443, announcement.new_token(), certificate.read_text())
     said.write(tmp_path / "server.json")
+    assert (tmp_path / "server.json").stat().st_mode & 0o777 == 0o600
     assert announcement.parse((tmp_path / "server.json").read_bytes()) == said
     assert said.trust().verify_mode == ssl.CERT_REQUIRED
     assert [asyncio.run(Holder(said.token).user(each)) for each in (said.token, "x", None, "ü")] == [
@@ -93,6 +96,16 @@ def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as failed:
         said.write(tmp_path / "again.json")
     assert (failed.value.code, list(tmp_path.glob("*again*"))) == ("not-announced", [])
+
+
+@pytest.mark.skipif(shutil.which("setfacl") is None, reason="setfacl is not installed (package acl)")
+def test_whom_the_folder_names_may_read_what_is_announced(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    subprocess.run(["setfacl", "--default", "--modify=user:64033:r", str(tmp_path)], check=True)
+    Announcement(8443, announcement.new_token(), "").write(tmp_path / "server.json")
+    listed = subprocess.run(["getfacl", "-n", str(tmp_path / "server.json")], capture_output=True, text=True, check=True)
+    assert "user:64033:r--\n" in listed.stdout
+    assert "other::---" in listed.stdout
 
 
 @pytest.mark.parametrize(

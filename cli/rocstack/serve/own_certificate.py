@@ -1,5 +1,5 @@
-"""The certificate that an announcing gateway makes for itself. Apart from announcement.py, which the service reads where
-no cryptography is installed."""
+"""The certificate that an announcing gateway makes for itself. Apart from announcement.py, which the service imports
+where no cryptography is installed."""
 
 import os
 from datetime import UTC, datetime, timedelta

@@ -189,9 +189,7 @@ def test_a_misspelt_model(running: Running) -> None:
     assert "mine" not in running.ask("mime", user="bob").text
 
 
-@pytest.mark.parametrize(
-    "name", ["../users/ann/adapters/mine", "ann/adapters/mine", "/etc", "..", "a\nb", "x" * 9000, ""]
-)
+@pytest.mark.parametrize("name", ["../users/ann/adapters/mine", "ann/adapters/mine", "/etc", "..", "x" * 255])
 def test_names_that_lead_elsewhere(running: Running, name: str) -> None:
     assert running.ask(name).status_code == 404
 
@@ -247,6 +245,9 @@ def test_the_engine_is_reached_by_its_own_user_alone(running: Running) -> None:
         (b"[]", 400, "request-without-model"),
         (b'{"model": 3}', 400, "request-without-model"),
         (b"[" * 100_000, 400, "request-no-json"),
+        (b'{"model": ""}', 400, "request-model-name"),
+        (b'{"model": "a\\nb"}', 400, "request-model-name"),
+        (b'{"model": "' + b"x" * 256 + b'"}', 400, "request-model-name"),
         (b'{"model": "poet", "prompt_embeds": "x"}', 400, "request-refused"),
         (b'{"model": "poet", "previous_response_id": "another"}', 400, "request-refused"),
         (b'{"model": "' + b"x" * (2 << 20) + b'"}', 413, "request-too-large"),

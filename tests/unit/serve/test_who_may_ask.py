@@ -46,6 +46,11 @@ def test_a_token_is_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(asked) == 2
 
 
+def test_no_proxy_of_the_environment_sees_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert not ServicePeople("https://service")._client._mounts
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_token_of_nobody(status: int) -> None:
     identity, asked = people(httpx.Response(status, json={"error": {}}))
@@ -103,7 +108,9 @@ def test_whom_the_folder_names_may_read_what_is_announced(tmp_path: Path) -> Non
     tmp_path.chmod(0o700)
     subprocess.run(["setfacl", "--default", "--modify=user:64033:r", str(tmp_path)], check=True)
     Announcement(8443, announcement.new_token(), "").write(tmp_path / "server.json")
-    listed = subprocess.run(["getfacl", "-n", str(tmp_path / "server.json")], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["getfacl", "-n", str(tmp_path / "server.json")], capture_output=True, text=True, check=True
+    )
     assert "user:64033:r--\n" in listed.stdout
     assert "other::---" in listed.stdout
 
@@ -117,6 +124,7 @@ def test_whom_the_folder_names_may_read_what_is_announced(tmp_path: Path) -> Non
         ({"people": {"url": "https://s"}, "tokens": "/x/t"}, "choose one"),
         ({"announce": "/x/a", "certificate": "/x/c", "key": "/x/k"}, "a certificate of its own"),
         ({"people": {"url": "https://u:p@s"}}, "people.url"),
+        ({"people": {"url": "http://10.0.0.1:8443"}}, "in the clear"),
     ],
 )
 def test_settings_that_do_not_go_together(change: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from fake_slurmrestd import FakeSlurmrestd, token
 from sqlalchemy import update
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from test_service_page import browser
 
@@ -466,6 +466,26 @@ async def test_an_answer_is_bounded_as_it_comes(site: Site) -> None:
             await say(site)
     assert lost.value.code == "server-lost"
     assert asked[0].headers["accept-encoding"] == "identity"
+
+
+async def test_a_stream_ends_when_the_service_does(site: Site) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'data: {"n": 1}\n\n'
+        await asyncio.Event().wait()
+
+    async with (
+        answering(StreamingResponse(endless(), media_type="text/event-stream")) as (server, _),
+        listening(site) as url,
+        httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {token('alice')}"}, timeout=30) as client,
+    ):
+        of_site(site, server)
+        async with client.stream("POST", CHAT, json=chat(BASE, stream=True)) as answer:
+            pieces = answer.aiter_text()
+            assert await anext(pieces) == 'data: {"n": 1}\n\n'
+            site.service.stopping.set()
+            assert "stream-broken" in "".join([each async for each in pieces])
 
 
 async def test_a_request_to_a_model_may_be_larger_than_others(site: Site) -> None:

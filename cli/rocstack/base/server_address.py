@@ -1,6 +1,7 @@
 """Where a server of ours listens, as its settings say."""
 
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
@@ -8,6 +9,15 @@ from rocstack.base.words import AtKey, Value, word
 
 Address = Annotated[str, word(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", "HOST:PORT")]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def no_token_in_the_clear(url: str) -> None:
+    """
+    Raises:
+        AtKey: `url` is another host's, and people's tokens would go there without TLS.
+    """
+    if url.startswith("http://") and urlsplit(url).hostname not in LOOPBACK:
+        raise AtKey(("url",), "people's tokens would go over the network in the clear: use https")
 
 
 class ServerAddress(Value):

@@ -66,7 +66,7 @@ class StepsAnswer(TypedDict):
     """Each row has `step` and numbers such as loss, tokens_per_s, step_ms."""
 
     object: Literal["list"]
-    data: list[dict[str, float]]
+    data: list[dict[str, int | float]]
     has_more: bool
 
 

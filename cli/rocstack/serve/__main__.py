@@ -4,18 +4,22 @@ import asyncio
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
 
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.serve import announcement
+from rocstack.serve.announcement import Announcement
 from rocstack.serve.app import make_app
+from rocstack.serve.engine import Engine
 from rocstack.serve.gateway import Gateway
+from rocstack.serve.own_certificate import new_certificate
 from rocstack.serve.settings import ServeSettings, load
 
 GRACE_S = 60  # for which running streams may go on after a SIGTERM
+POLL_S = 0.1
 
 
 def say(text: str) -> None:
@@ -61,7 +65,8 @@ async def _serve(settings: ServeSettings) -> None:
     gateway = Gateway(settings, say, announcement.Holder(token) if settings.announce else None)
     certificate, key = settings.certificate, settings.key
     if settings.announce:
-        certificate, key = map(str, announcement.new_certificate(Path(settings.state)))
+        announcement.check(Path(settings.announce))  # before a model is loaded, which may take long
+        certificate, key = map(str, new_certificate(Path(settings.state)))
     config = uvicorn.Config(
         make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=certificate, ssl_keyfile=key,
         log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False,
@@ -70,6 +75,7 @@ async def _serve(settings: ServeSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
     serving = asyncio.create_task(server.serve())
+    announcing: list[asyncio.Task[None]] = []
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
@@ -77,22 +83,43 @@ async def _serve(settings: ServeSettings) -> None:
             port = server.servers[0].sockets[0].getsockname()[1]
             say(f"{settings.base} at {'https' if certificate else 'http'}://{settings.listen_at(port)}/v1")
             if settings.announce and certificate:
-                said = announcement.Announcement(port, token, Path(certificate).read_text(encoding="ascii"))
-                said.write(Path(settings.announce))
+                said = Announcement(port, token, Path(certificate).read_text(encoding="ascii"))
+                announcing = [asyncio.create_task(_announce(gateway.engine, said, Path(settings.announce)))]
         if gateway.ended:
-            await asyncio.wait([serving, gateway.ended], return_when=asyncio.FIRST_COMPLETED)
-            if gateway.ended.done():
-                server.should_exit = True
-                await serving
-                gateway.ended.result()
+            ends = [gateway.ended, *announcing]
+            await asyncio.wait([serving, *ends], return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                if end.done():
+                    server.should_exit = True
+                    await serving
+                    end.result()
     finally:
-        if settings.announce:
-            Path(settings.announce).unlink(missing_ok=True)
+        for each in announcing:
+            each.cancel()
+        await asyncio.gather(*announcing, return_exceptions=True)
         server.should_exit = True
         try:
             await serving
         except SystemExit:  # uvicorn's word for an address that it can't have
             raise CheckFailed.of("serve-no-listener", listen=settings.listen) from None
+
+
+async def _announce(engine: Engine, said: Announcement, file: Path) -> None:
+    """From when it can be asked until this is cancelled.
+
+    Raises:
+        CheckFailed: it can't be written.
+    """
+    try:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)  # of one that was killed
+        while engine.state != "ready":
+            await asyncio.sleep(POLL_S)
+        said.write(file)
+        await asyncio.Event().wait()
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

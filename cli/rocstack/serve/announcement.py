@@ -8,20 +8,12 @@ import re
 import secrets
 import ssl
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
-
-from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.errors import CheckFailed
 
 MOST = 16 << 10  # bytes of an announcement
-LIFE = timedelta(days=366)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{20,200}")
 
 
@@ -43,7 +35,7 @@ class Announcement:
         context.check_hostname = False
         try:
             context.load_verify_locations(cadata=self.certificate)
-        except ssl.SSLError as error:
+        except (ssl.SSLError, TypeError) as error:  # TypeError: it isn't ASCII
             raise ValueError(str(error)) from None
         return context
 
@@ -52,18 +44,37 @@ class Announcement:
         Raises:
             CheckFailed: others could read it, or it can't be written.
         """
+        check(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            if path.parent.stat().st_mode & 0o007:
-                raise CheckFailed.of("not-announced", file=path, why="everybody can enter its folder")
             partial.unlink(missing_ok=True)
             # The group's bit is the mask of ACLs: those that the folder gives by default may read it.
-            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+            mode = 0o640 if _gives_acl(path.parent) else 0o600
+            file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(file, "w", encoding="utf-8") as out:
                 json.dump(asdict(self), out)
             partial.replace(path)
         except OSError as error:
             raise CheckFailed.of("not-announced", file=path, why=error.strerror) from None
+
+
+def check(path: Path) -> None:
+    """
+    Raises:
+        CheckFailed: nothing secret can be written there.
+    """
+    try:
+        if path.parent.stat().st_mode & 0o007:
+            raise CheckFailed.of("not-announced", file=path, why="everybody can enter its folder")
+    except OSError as error:
+        raise CheckFailed.of("not-announced", file=path, why=error.strerror) from None
+
+
+def _gives_acl(folder: Path) -> bool:
+    try:
+        return "system.posix_acl_default" in os.listxattr(folder)
+    except OSError:  # its file system has none
+        return False
 
 
 def parse(raw: bytes) -> Announcement:
@@ -98,31 +109,3 @@ class Holder:
 
 def new_token() -> str:
     return secrets.token_urlsafe(32)
-
-
-def new_certificate(folder: Path) -> tuple[Path, Path]:
-    """Files of a certificate that signs itself, and its key, in a folder that only this user can enter.
-
-    Raises:
-        BadInput: the folder can't be written.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
-    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rocstack serve")]), datetime.now(UTC)
-    built = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # a node's clock may be behind
-        .not_valid_after(now + LIFE)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    files = folder / "server.pem", folder / "server.key"
-    try:
-        for file, data in zip(files, (built.public_bytes(Encoding.PEM), private), strict=True):
-            file.unlink(missing_ok=True)
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as out:
-                out.write(data)
-    except OSError as error:
-        raise BadInput.of("serve-unwritable", folder, why=error.strerror) from None
-    return files

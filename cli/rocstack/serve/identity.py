@@ -87,7 +87,9 @@ class ServicePeople:
             trust = ssl.create_default_context(cafile=str(ca) if ca else None)
         except (OSError, ssl.SSLError) as error:
             raise BadInput.of("people-ca", ca, why=error.strerror or error) from None
-        self._client = httpx.AsyncClient(base_url=url, verify=trust, timeout=10, transport=transport)
+        self._client = httpx.AsyncClient(
+            base_url=url, verify=trust, timeout=10, transport=transport, trust_env=False
+        )  # fmt: skip
         self._known: dict[str, tuple[float, str | None]] = {}  # by sha256 of the token: until when, and whose
         self._asking = asyncio.Lock()
 

@@ -22,6 +22,7 @@ REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous
 # Of a message's parts: the engine would fetch what they name, from wherever it reaches.
 MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 MOST_EVENT = 64 << 20  # bytes of one event
+LONGEST = 255  # characters of a model's name
 EVENTS = "text/event-stream"
 _MODEL = rb'("model"\s*:\s*)'
 _DONE = b"data: [DONE]"
@@ -62,6 +63,8 @@ async def read(request: Request, most: int) -> ModelRequest:
         raise BadInput.of("request-no-json") from None
     if not isinstance(body, dict) or not isinstance(body.get("model"), str):
         raise BadInput.of("request-without-model")
+    if not (0 < len(body["model"]) <= LONGEST and body["model"].isprintable()):
+        raise BadInput.of("request-model-name", most=LONGEST)
     for name in REFUSED:
         if body.get(name) is not None:
             raise BadInput.of("request-refused", name=name)
@@ -107,9 +110,17 @@ class NotSent(CheckFailed):
 
 
 async def forward(
-    engine: Upstream, request: Request, asked: ModelRequest, names: Names, stack: AsyncExitStack
+    engine: Upstream,
+    request: Request,
+    asked: ModelRequest,
+    names: Names,
+    stack: AsyncExitStack,
+    *,
+    most: int = MOST_EVENT,
+    stopping: asyncio.Event | None = None,
 ) -> Response:
-    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone.
+    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone. An event has `most`
+    bytes at most, and a stream ends once `stopping` is set.
 
     Raises:
         CheckFailed: the engine ended before it answered.
@@ -123,10 +134,10 @@ async def forward(
         stack.push_async_callback(answer.aclose)
         kind = answer.headers.get("content-type", "application/json")
         if kind.startswith(EVENTS):
-            body = _events(engine, answer, names, path, stack)
+            body = _events(engine, _until(stopping, answer.aiter_raw()), names, path, stack, most)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
         raw = await unless_gone(request, _whole(answer))
-    except httpx.ConnectError:
+    except (httpx.ConnectError, httpx.ConnectTimeout):
         engine.doubt()
         raise NotSent.of("engine-lost", why="it was not there") from None
     except httpx.HTTPError as error:
@@ -171,28 +182,72 @@ async def _gone(request: Request) -> None:
         pass
 
 
+class _Stopping(Exception):
+    """This process is asked to end; the engine isn't."""
+
+
+async def _until(stopping: asyncio.Event | None, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """
+    Raises:
+        _Stopping: it was set before the last piece came.
+    """
+    if stopping is None:
+        async for piece in pieces:
+            yield piece
+        return
+    end = asyncio.ensure_future(stopping.wait())
+    coming: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(_next(pieces))
+            await asyncio.wait([coming, end], return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise _Stopping
+            if not (piece := coming.result()):
+                return
+            yield piece
+    finally:
+        end.cancel()
+        if coming and not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    """Nothing after the last."""
+    async for piece in pieces:
+        if piece:
+            return piece
+    return b""
+
+
 async def _events(
-    engine: Upstream, answer: httpx.Response, names: Names, path: str, stack: AsyncExitStack
+    engine: Upstream, pieces: AsyncIterator[bytes], names: Names, path: str, stack: AsyncExitStack, most: int
 ) -> AsyncIterator[bytes]:
     """Whole events, so that no name is cut in two, and an error if they end before their end."""
     async with stack:
-        rest, last = b"", b""
+        rest, last = bytearray(), b""
         try:
-            async for piece in answer.aiter_raw():
+            async for piece in pieces:
+                seen = max(0, len(rest) - 1)  # up to here no event ends
                 rest += piece
-                whole, mark, rest = rest.rpartition(b"\n\n")
-                if DEAD_EVENT.search(whole):  # vLLM's own word for it, in an event that looks like an answer's end
-                    break
-                if mark:
-                    last = whole.rpartition(b"\n\n")[2].lstrip()
-                    yield names.back(whole + mark)
-                if len(rest) > MOST_EVENT:
+                if (end := rest.rfind(b"\n\n", seen)) >= 0:
+                    whole = bytes(rest[: end + 2])
+                    del rest[: end + 2]
+                    if DEAD_EVENT.search(whole):  # vLLM's own word for it, in an event that looks like an answer's end
+                        break
+                    last = whole[:-2].rpartition(b"\n\n")[2].lstrip()
+                    yield names.back(whole)
+                if len(rest) > most:
                     break
             else:
                 if _ended(last, path):
                     return
         except httpx.HTTPError:
             pass
+        except _Stopping:
+            yield broken(path)
+            return
         engine.doubt()
         yield broken(path)
 

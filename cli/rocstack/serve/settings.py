@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from rocstack.base.document import read_text
 from rocstack.base.errors import BadInput, Where
-from rocstack.base.server_address import Address, ServerAddress
+from rocstack.base.server_address import Address, ServerAddress, no_token_in_the_clear
 from rocstack.base.words import PlainUrl, Value
 
 Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
@@ -37,6 +37,11 @@ class PeopleOfService(Value):
 
     url: PlainUrl
     ca: Absolute | None = None  # PEM of its CA; default: the machine's
+
+    @model_validator(mode="after")
+    def _no_token_in_the_clear(self) -> Self:
+        no_token_in_the_clear(self.url)
+        return self
 
 
 class ServeSettings(ServerAddress):

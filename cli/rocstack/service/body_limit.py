@@ -8,8 +8,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 MOST = 1 << 20  # bytes
-# Files: who sends them is known first, and they are written as they come.
-_STREAMED = re.compile(r"/v1/files|/files|/v1/uploads/[^/]+/parts")
+# Who sends them is known first: files are written as they come, and requests to a model have a limit of their own.
+_STREAMED = re.compile(r"/v1/files|/files|/v1/uploads/[^/]+/parts|/v1/(chat/completions|completions|responses)")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

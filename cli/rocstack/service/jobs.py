@@ -302,13 +302,18 @@ class Jobs:
 
     # the cluster
     async def nodes(self, caller: Caller) -> list[ClusterNode]:
-        """As they were some seconds ago.
+        """As they were some seconds ago, or last if Slurm doesn't answer.
 
         Raises:
-            Away
+            Away: it has never answered.
         """
         if self._nodes[0] < time.monotonic():
-            self._nodes = (time.monotonic() + POOLS_S, await self.slurm.nodes(caller.token))
+            try:
+                found = await self.slurm.nodes(caller.token)
+            except Away:
+                if not (found := self._nodes[1]):
+                    raise
+            self._nodes = (time.monotonic() + POOLS_S, found)
         return self._nodes[1]
 
     async def pools(self, caller: Caller) -> list[Pool]:

@@ -19,6 +19,7 @@ from rocstack.service.serving import SERVING, ModelServer, ServerRequest
 
 router = APIRouter(prefix="/v1")
 MOST_BODY = 8 << 20  # bytes of a request
+MOST_EVENT = 4 << 20  # and of one event of an answer
 KINDS = ("application/json", proxy.EVENTS)  # of answers; a page that a server makes is shown to nobody
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {
     "type": "object", "required": ["model"], "properties": {"model": {"type": "string"}}, "additionalProperties": True,
@@ -50,17 +51,19 @@ async def answer(service: Service, request: Request, caller: Caller, asked: Mode
     names, servers = await service.servers.find(caller, asked.model)
     for server in servers:
         try:
-            return await _by(server, request, asked, names)
+            return await _by(service, server, request, asked, names)
         except proxy.NotSent:
             continue
     raise Away.of("server-lost", model=names.user)
 
 
-async def _by(server: ModelServer, request: Request, asked: ModelRequest, names: Names) -> Response:
+async def _by(service: Service, server: ModelServer, request: Request, asked: ModelRequest, names: Names) -> Response:
     stack = AsyncExitStack()
     try:
         client = await stack.enter_async_context(server.client())
-        found = await proxy.forward(_Asked(client), request, asked, names, stack)
+        found = await proxy.forward(
+            _Asked(client), request, asked, names, stack, most=MOST_EVENT, stopping=service.stopping
+        )
     except BaseException:
         await stack.aclose()
         raise

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,14 +15,16 @@ import anyio.to_thread
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
+from rocstack.base.errors import RocstackError
 from rocstack.base.text import from_json, visible
 from rocstack.cluster.service import SiteServer
 from rocstack.jobs.recipe import JobRequest
 from rocstack.serve import announcement
 from rocstack.serve.announcement import Announcement
 from rocstack.serve.proxy import Names
+from rocstack.serve.settings import RANKS
 from rocstack.service.config import ServiceSettings
-from rocstack.service.failures import Away, NotThere, RequestRefused
+from rocstack.service.failures import Away, NotThere, RequestRefused, ServiceError
 from rocstack.service.identity import Caller
 from rocstack.service.jobs import Jobs, request_of, why
 from rocstack.service.models import Models
@@ -33,8 +36,7 @@ ANNOUNCED = "server.json"
 CHAT = "/v1/chat/completions"
 CONNECT_S, SILENT_S = 5.0, 600.0
 MOST_ANSWER = 4 << 20  # bytes of an answer that is shown
-MOST = 16  # servers of one person that are looked at
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+REPLICAS = 16  # at most
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
 
 
@@ -43,7 +45,7 @@ class ServerRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(min_length=1, max_length=255)]
-    replicas: Annotated[int, Field(ge=1, le=MOST)] = 1
+    replicas: Annotated[int, Field(ge=1, le=REPLICAS)] = 1
     max_rank: int = 64
     resident: Annotated[int, Field(ge=1, le=100_000)] = 32
     arguments: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)] = []  # of `vllm serve`
@@ -66,7 +68,8 @@ class ModelServer:
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {self.token}"},
+            # What comes is counted as it comes: a few packed bytes could be gigabytes.
+            headers={"Authorization": f"Bearer {self.token}", "Accept-Encoding": "identity"},
             verify=self.trust,
             timeout=httpx.Timeout(SILENT_S, connect=CONNECT_S),
             trust_env=False,
@@ -81,7 +84,7 @@ class ModelServers:
     storage: Storage
 
     async def start(self, caller: Caller, body: ServerRequest) -> list[JobRow]:
-        """A job for each replica.
+        """A job for each replica; all or none.
 
         Raises:
             NotThere: no such base model. RequestRefused: it is an adapter, or an option is wrong.
@@ -104,14 +107,32 @@ class ModelServers:
             return request_of(options, name=name, folder=str(own), values=values, arguments=tuple(body.arguments))
 
         asked = body.model_dump(mode="json", exclude_none=True) | {"_base": base}
-        return [
-            await self.jobs.create(caller, SERVING, RECIPE, asked | {"_replica": number}, plan)
-            for number in range(body.replicas)
-        ]
+        made: list[JobRow] = []
+        for number in range(body.replicas):
+            of_this = asked | {"_replica": number}
+            try:
+                made.append(await self.jobs.create(caller, SERVING, RECIPE, of_this, plan))
+            except RocstackError as error:
+                if body.replicas == 1:
+                    raise
+                await self._withdraw(caller, made, of_this)
+                raise (Away.of("slurm-away") if error.code == "job-kept" else error) from None
+        return made
+
+    async def _withdraw(self, caller: Caller, made: list[JobRow], asked: dict[str, Any]) -> None:
+        """Ends what was made, and the one that Slurm's silence kept. What can't be ended now is seen in her list."""
+        with suppress(RocstackError):
+            kept, _ = await self.jobs.page(caller, SERVING, ("sending",), None, self.jobs.limits.jobs)
+            made = made + [row for row in kept if row.asked == asked]
+        for row in made:
+            with suppress(RocstackError):
+                await self.jobs.cancel(caller, row.id)
 
     async def live(self, caller: Caller) -> list[JobRow]:
         """Her serving jobs that wait or run."""
-        rows, _ = await self.jobs.page(caller, SERVING, ("sending", "queued", "running"), None, MOST)
+        rows, _ = await self.jobs.page(
+            caller, SERVING, ("sending", "queued", "running"), None, self.jobs.limits.jobs
+        )  # fmt: skip
         return [row for row in rows if row.status in ("sending", "queued", "running")]
 
     async def to_dict(self, caller: Caller, row: JobRow) -> dict[str, Any]:
@@ -127,15 +148,28 @@ class ModelServers:
         """The model's name there and here, and who can answer for it: first the one that has it loaded most probably.
 
         Raises:
-            NotThere: she has no such model. RequestRefused: nobody serves it. Away: its server starts.
+            NotThere: she has no such model, or its only server's CA isn't there. RequestRefused: nobody serves it.
+            Away: its server starts, or Slurm doesn't say where it is.
         """
         base, folder, adapter = await self.models.find(caller, model)
         names = Names(adapter.folder if adapter else folder.name, model)
         rows = [row for row in await self.live(caller) if row.asked.get("_base") == base]
-        found = [server for row in rows if (server := await self._of_job(caller, row)) is not None]
-        found += [_of_site(each, caller) for each in self.settings.servers if each.model == base]
+        found: list[ModelServer] = []
+        lost: list[ServiceError] = []  # one that can't be reached hides no other
+        for row in rows:
+            try:
+                found += await self._of_job(caller, row)
+            except Away as error:
+                lost.append(error)
+        for each in self.settings.servers:
+            try:
+                found += [_of_site(each, caller)] if each.model == base else []
+            except NotThere as error:
+                lost.append(error)
         if found:
             return names, by_nearness(names.engine, found)
+        if lost and (not rows or isinstance(lost[0], Away)):
+            raise lost[0]
         if rows:
             why_ = next((text for row in rows if (text := why(row))), "the model is being loaded")
             raise Away.of("server-starts", model=visible(model[:80]), job=rows[0].id, why=why_)
@@ -153,10 +187,12 @@ class ModelServers:
             try:
                 async with server.client() as client, client.stream("POST", CHAT, json=body) as answer:
                     raw = bytearray()
-                    async for piece in answer.aiter_bytes():
+                    async for piece in answer.aiter_raw():
                         raw += piece
                         if len(raw) > MOST_ANSWER:
                             raise RequestRefused.of("server-refuses", why="the answer is too long to show")
+                if answer.status_code == 401 or answer.status_code >= 500:
+                    continue
                 found: Any = from_json(bytes(raw))
                 if answer.status_code == 200:
                     return str(found["choices"][0]["message"]["content"] or "")
@@ -167,20 +203,25 @@ class ModelServers:
                 continue
         raise Away.of("server-lost", model=model)
 
-    async def _of_job(self, caller: Caller, row: JobRow) -> ModelServer | None:
+    async def _of_job(self, caller: Caller, row: JobRow) -> list[ModelServer]:
+        """It, once it can be asked.
+
+        Raises:
+            Away: Slurm doesn't say where its node is.
+        """
         said = await anyio.to_thread.run_sync(self._announced, caller, row) if row.status == "running" else None
         if said is None:
-            return None
+            return []
         where = str(row.seen.get("where") or "")
         nodes = {each.name: each.address for each in await self.jobs.nodes(caller)}
         address = nodes.get(where, "")
         if not _NODE.fullmatch(address) and ":" not in address:
-            return None
+            return []
         host = f"[{address}]" if ":" in address else address
         try:
-            return ModelServer(row.id, f"https://{host}:{said.port}", said.trust(), said.token)
+            return [ModelServer(row.id, f"https://{host}:{said.port}", said.trust(), said.token)]
         except ValueError:
-            return None
+            return []
 
     def _announced(self, caller: Caller, row: JobRow) -> Announcement | None:
         try:

@@ -39,6 +39,17 @@ def test_off_on_and_more(text: str, expected: ClusterService | None, tmp_path: P
     assert written(tmp_path, SHARED + text + "\n").service == expected
 
 
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://h:1/v1", "https://h:1"), ("https://h/v1/", "https://h"), ("https://h/", "https://h"),
+        ("https://v1", "https://v1"), ("https://h/llm/v1", "https://h/llm"), ("https://h/xv1", "https://h/xv1"),
+    ],
+)  # fmt: skip
+def test_the_address_of_a_server_ends_before_v1(url: str, kept: str) -> None:
+    assert SiteServer(model="x", url=url).url == kept
+
+
 def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
     cluster = written(tmp_path, SHARED + "service: {models: /models/hub}\n")
     assert cluster.service

@@ -348,6 +348,8 @@ def test_what_the_service_reads() -> None:
     assert said["users"] == {"al": {"uid": 2000, "gid": 2000}}, "not the acceptance suite's"
     assert said["limits"] == {"file_mib": 512, "quota_mib": 10240, "jobs": 100}
     assert said["servers"] == [{"model": "x", "url": "https://h:1", "ca": None}]
+    none = {file.path: file for file in served(nodes, rest={"port": 6821}).node_specs()["n1"].files}
+    assert "servers" not in json.loads(none[services.SERVICE_SETTINGS].content), "an older image would refuse the key"
     for path in (services.SERVICE_TLS[1], services.SERVICE_DATABASE):
         assert (files[path].mode, files[path].uid, files[path].gid) == (0o400, 64033, 64033)
     assert files[services.SERVICE_TLS[1]].content != files[services.SERVER[1]].content, "no other server's key"

@@ -28,7 +28,7 @@ def test_the_script_writes_settings_that_hold(tmp_path: Path) -> None:
 def test_a_gateway_that_is_killed_is_started_again_and_one_that_gives_up_is_not(tmp_path: Path) -> None:
     text = script(find("serve"), JobRequest(values={"model": "/models/x"}))
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_ON_NODE": "2"}
-    for codes, ended in (((137, 139, 0), 0), ((137, 2), 2), ((1,), 1)):
+    for codes, ended in (((137, 139, 0), 0), ((137, 2), 2), ((1,), 1), ((139,) * 5, 139)):
         asked = tmp_path / "asked"
         asked.write_text("")
         cases = "".join(f"{number}) exit {code};;\n" for number, code in enumerate(codes, 1))

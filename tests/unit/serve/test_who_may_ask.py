@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.serve import announcement, settings
 from rocstack.serve.announcement import Announcement, Holder
 from rocstack.serve.identity import ServicePeople
+from rocstack.serve.own_certificate import new_certificate
 
 
 def people(*answers: httpx.Response | Exception) -> tuple[ServicePeople, list[httpx.Request]]:
@@ -41,6 +44,11 @@ def test_a_token_is_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("rocstack.serve.identity.time.monotonic", lambda: 1e12)
     assert asyncio.run(identity.user("a-token")) == "ann"
     assert len(asked) == 2
+
+
+def test_no_proxy_of_the_environment_sees_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert not ServicePeople("https://service")._client._mounts
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -78,10 +86,11 @@ def test_a_ca_that_is_none(tmp_path: Path) -> None:
 
 def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    certificate, key = announcement.new_certificate(tmp_path)
+    certificate, key = new_certificate(tmp_path)
     assert [each.stat().st_mode & 0o077 for each in (certificate, key)] == [0, 0]
     said = Announcement(8443, announcement.new_token(), certificate.read_text())
     said.write(tmp_path / "server.json")
+    assert (tmp_path / "server.json").stat().st_mode & 0o777 == 0o600
     assert announcement.parse((tmp_path / "server.json").read_bytes()) == said
     assert said.trust().verify_mode == ssl.CERT_REQUIRED
     assert [asyncio.run(Holder(said.token).user(each)) for each in (said.token, "x", None, "ü")] == [
@@ -94,6 +103,18 @@ def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
     assert (failed.value.code, list(tmp_path.glob("*again*"))) == ("not-announced", [])
 
 
+@pytest.mark.skipif(shutil.which("setfacl") is None, reason="setfacl is not installed (package acl)")
+def test_whom_the_folder_names_may_read_what_is_announced(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    subprocess.run(["setfacl", "--default", "--modify=user:64033:r", str(tmp_path)], check=True)
+    Announcement(8443, announcement.new_token(), "").write(tmp_path / "server.json")
+    listed = subprocess.run(
+        ["getfacl", "-n", str(tmp_path / "server.json")], capture_output=True, text=True, check=True
+    )
+    assert "user:64033:r--\n" in listed.stdout
+    assert "other::---" in listed.stdout
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -103,6 +124,7 @@ def test_what_is_announced_is_read_again_and_trusted(tmp_path: Path) -> None:
         ({"people": {"url": "https://s"}, "tokens": "/x/t"}, "choose one"),
         ({"announce": "/x/a", "certificate": "/x/c", "key": "/x/k"}, "a certificate of its own"),
         ({"people": {"url": "https://u:p@s"}}, "people.url"),
+        ({"people": {"url": "http://10.0.0.1:8443"}}, "in the clear"),
     ],
 )
 def test_settings_that_do_not_go_together(change: dict[str, Any], says: str, tmp_path: Path) -> None:

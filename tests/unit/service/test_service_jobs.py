@@ -456,6 +456,7 @@ async def test_numbers_of_steps_are_read_again_when_they_change(site: Site, monk
     file.write_text('{"step": 2}\n{"step": 1}\n{"step": 2, "loss": 1.0}\n')
     assert [await steps(), await steps(), await steps(1), await steps(2)] == [[1, 2], [1, 2], [2], []]
     assert len(read) == 1
+    assert '{"step":1}' in (await alice.get(f"/v1/jobs/{key}/metrics")).text, "a whole number, not 1.0"
     with file.open("a") as more:
         more.write('{"step": 3}\n')
     assert (await steps(1), len(read)) == ([2, 3], 2)

@@ -249,7 +249,7 @@ class DesiredCluster:
         control, keys = self.inventory.control, self.keys
         data, models = service_settings.folders(service, self.cluster.parsed_mounts)
         pem, private = services.SERVICE_TLS
-        said = {
+        said: dict[str, Any] = {
             "cluster": self.cluster.name,
             "listen": f"0.0.0.0:{service.port}",
             "data": data,
@@ -263,8 +263,9 @@ class DesiredCluster:
                 name: {"uid": each.uid, "gid": each.gid or each.uid} for name, each in self.cluster.users.items()
             },
             "limits": service.limits.model_dump(),
-            "servers": [each.model_dump() for each in service.servers],
         }
+        if service.servers:  # an older service image refuses a key that it doesn't know
+            said["servers"] = [each.model_dump() for each in service.servers]
         key = tls.host_key(keys.registry_key, f"service {control.name}")
         names = {self.control_address, control.name, control.host}
         certificate = tls.certificate(keys.registry_ca, keys.registry_ca_key, key, names, self.now)

@@ -165,7 +165,9 @@ def _with_packages(options: BuildOptions, chosen: Settings, lock: Lock | None) -
 
 def _keep(plan: ImagePlan, start: BaseImage, folder: Path, note: Note) -> None:
     dockerfile = plan.render().files["Dockerfile"].data.decode()
-    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, site.of(plan.settings), folder, note)
+    given = Path(plan.settings.sources).expanduser() if plan.settings.sources else None
+    around = site.of(plan.settings)
+    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, around, folder, note, given)
     parts = [count(kept.debs, "package"), count(kept.wheels, "wheel"), count(kept.archives, "archive")]
     note(f"{folder}: {', '.join(parts)}, {kept.size / 1e6:.0f} MB, {kept.new} files new")
 

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -23,11 +24,14 @@ from urllib.parse import unquote
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.tar_stream import open_tar
 from rocstack.base.words import Value
-from rocstack.image import pinning
+from rocstack.edge import files
+from rocstack.image import pinning, sources
 from rocstack.image.base_image import BaseImage
+from rocstack.node import files as node_files
 from rocstack.settings.site import Site
-from rocstack.stack.lock import Lock
+from rocstack.stack.lock import Lock, source_sha256
 from rocstack.stack.resolve import Resolved
+from rocstack.stack.stack import SourceArchive
 
 MIRROR, KEYS, WHEELS, SOURCES = "mirror", "keys", "wheels", "sources"
 LARGEST = 16 << 30  # bytes of one file
@@ -62,8 +66,14 @@ def sets(dockerfile: str) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def script(resolved: Resolved, site: Site, asked: Iterable[Iterable[str]], have: Iterable[str]) -> str:
-    """What runs inside the base image. Its output is a tar file. Pure."""
+def script(
+    resolved: Resolved,
+    site: Site,
+    asked: Iterable[Iterable[str]],
+    have: Iterable[str],
+    archives: Mapping[SourceArchive, str | None],
+) -> str:
+    """What runs inside the base image: its output is a tar file. `archives` are fetched, with their sha256. Pure."""
     first, *lines = pinning.preparation(resolved, site)
     before = "cat /etc/apt/sources.list /etc/apt/sources.list.d/* >/tmp/before 2>/dev/null || true"
     out = [first, before, *lines]
@@ -75,46 +85,54 @@ def script(resolved: Resolved, site: Site, asked: Iterable[Iterable[str]], have:
             f"{shlex.join(['/run/rocstack/build/apt-repository', *words])} >&2",
             "/run/rocstack/build/apt-update >&2",
         ]
-    files = {
+    texts = {
         "sets": "".join(f"{' '.join(each)}\n" for each in asked),
         "sources": "".join(f"{p.choice.source} {p.choice.version}\n" for p in resolved.parts if p.choice.source),
         "have": "".join(f"{each}\n" for each in have),
     }
-    out += [f"cat >/tmp/{name} <<'ROCSTACK_END_OF_FILE'\n{text}ROCSTACK_END_OF_FILE" for name, text in files.items()]
+    out += [f"cat >/tmp/{name} <<'ROCSTACK_END_OF_FILE'\n{text}ROCSTACK_END_OF_FILE" for name, text in texts.items()]
     out.append(f"/run/rocstack/build/keep-packages /tmp/sets /tmp/sources /tmp/have /tmp/before {_DIR} >&2")
-    archives = [archive for part in resolved.parts for archive in part.choice.archives]
     if any(archive.url.startswith("https:") for archive in archives):
         out.append("/run/rocstack/build/apt-install ca-certificates >&2")
-    for archive in archives:
-        to = f"{_DIR}/{SOURCES}/{archive.file}"
-        out.append(f"mkdir -p {_DIR}/{SOURCES}; {shlex.join(['/run/rocstack/build/fetch', archive.url, to])} >&2")
+    for archive, sha256 in archives.items():
+        words = ["/run/rocstack/build/fetch", archive.url, f"{_DIR}/{SOURCES}/{archive.file}"]
+        out.append(f"mkdir -p {_DIR}/{SOURCES}; {shlex.join([*words, *([f'SHA256:{sha256}'] if sha256 else [])])} >&2")
     out.append(f"tar -C {_DIR} -c .")
     return "\n".join(out) + "\n"
 
 
 def keep(
-    resolved: Resolved, lock: Lock | None, dockerfile: str, base: BaseImage, site: Site, folder: Path, say: Say
+    resolved: Resolved,
+    lock: Lock | None,
+    dockerfile: str,
+    base: BaseImage,
+    site: Site,
+    folder: Path,
+    say: Say,
+    given: Path | None = None,
 ) -> KeptPackages:
     """Brings into `folder` what this Dockerfile takes from mirrors and indexes. What is there already stays and is not
-    sent again; nothing is changed before all of it came.
+    sent again, archives that are in the folder `given` are copied; nothing is changed before all of it came.
 
     Raises:
         BadInput: the folder has packages of another state of the mirror, or can't be written.
-        CheckFailed: a mirror or index does not answer; it has other packages than the lock names.
+        CheckFailed: a mirror or index does not answer; it has other packages than the lock names; apt keeps no index.
     """
     refuse_place(folder)
     present = _files(folder / MIRROR)
     say(f"keeping packages in {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
-        fresh = Path(place)
+    with _beside(folder) as fresh:
         (fresh / MIRROR).mkdir()
-        _from_mirror(script(resolved, site, sets(dockerfile), present), base, fresh)
-        rows = [_Row(*line.split(" ", 2)) for line in (fresh / "list").read_text().splitlines()]
-        (fresh / "list").unlink()
+        archives = _archives(resolved, lock, folder / SOURCES, given, fresh / SOURCES)
+        _from_mirror(script(resolved, site, sets(dockerfile), present, archives), base, fresh)
+        rows = [_Row(*line.split(" ", 2)) for line in _lines(fresh / "list")]
+        own = _places(_lines(fresh / "own"))
+        if not any(each.name == "Packages" for each in (fresh / MIRROR).rglob("*")):
+            raise CheckFailed.of("kept-without-index", base=base.reference)
         if lock:
             _refuse_other(rows, lock)
-            _wheels(resolved, lock, site, fresh / WHEELS)
+            _wheels(resolved, lock, site, fresh / WHEELS, folder / WHEELS)
         for file in _files(fresh):
             before = folder / file
             if _INDEX.fullmatch(before.name) and before.exists() and before.read_bytes() != (fresh / file).read_bytes():
@@ -124,6 +142,8 @@ def keep(
             new += not (folder / file).exists()
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(fresh / file, folder / file)
+        for place in own[1:]:
+            _link(folder / MIRROR / place, folder / MIRROR / own[0])
     found = [folder / file for file in _files(folder)]
     kinds = [PurePosixPath(each.relative_to(folder)).parts[0] for each in found]
     debs = sum(each.suffix == ".deb" for each in found)
@@ -160,6 +180,67 @@ def refuse_place(folder: Path) -> None:
 
 def _files(folder: Path) -> list[str]:
     return [str(each.relative_to(folder)) for each in sorted(folder.rglob("*")) if each.is_file()]
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A folder for what comes, which goes in the end; those that killed processes left go as well."""
+    files.sweep(folder)
+    with tempfile.TemporaryDirectory(prefix=files.prefix(folder), dir=folder.absolute().parent) as place:
+        handle = os.open(place, os.O_RDONLY)
+        try:
+            node_files.hold(handle)
+            yield Path(place)
+        finally:
+            os.close(handle)
+
+
+def _lines(file: Path) -> list[str]:
+    """Of a file beside the mirror, which is not kept."""
+    lines = file.read_text().splitlines()
+    file.unlink()
+    return lines
+
+
+def _places(lines: Iterable[str]) -> list[PurePosixPath]:
+    """Of what the base image says nothing leads elsewhere."""
+    paths = [PurePosixPath(line) for line in lines]
+    return [each for each in paths if each.parts and not each.is_absolute() and ".." not in each.parts]
+
+
+def _link(place: Path, first: Path) -> None:
+    """Several hosts of the base stand for one mirror: what came from it is found below each of them."""
+    if not first.is_dir() or place.is_symlink() or place.is_relative_to(first) or first.is_relative_to(place):
+        return
+    if place.is_dir():  # kept before without that mirror
+        for file in _files(place):
+            (first / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(place / file, first / file)
+        shutil.rmtree(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(os.path.relpath(first, place.parent))
+
+
+def _archives(
+    resolved: Resolved, lock: Lock | None, kept: Path, given: Path | None, to: Path
+) -> dict[SourceArchive, str | None]:
+    """The archives that must be fetched, with the sha256 that is known. What is in `given` alone comes into `to`."""
+    missing: dict[SourceArchive, str | None] = {}
+    for part in resolved.parts:
+        for archive in part.choice.archives:
+            sha256 = source_sha256(part.name, archive, lock)
+            if _is(kept / archive.file, sha256):
+                continue
+            if given and _is(given / archive.file, sha256):
+                to.mkdir(exist_ok=True)
+                shutil.copyfile(given / archive.file, to / archive.file)
+            else:
+                missing[archive] = sha256
+    return missing
+
+
+def _is(file: Path, *sha256: str | None) -> bool:
+    return file.is_file() and sources.sha256_of(file) in sha256
 
 
 def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
@@ -216,10 +297,13 @@ def _refuse_other(rows: Iterable[_Row], lock: Lock) -> None:
         raise CheckFailed.of("kept-moved-on", what=f"{first.name} {first.version}", more=len(moved) - 1)
 
 
-def _wheels(resolved: Resolved, lock: Lock, site: Site, folder: Path) -> None:
+def _wheels(resolved: Resolved, lock: Lock, site: Site, folder: Path, kept: Path) -> None:
     folder.mkdir()
+    there = [(_wheel_name(each.name), each) for each in kept.glob("*.whl")]
     indexes: dict[str | None, list[str]] = {}
     for wheel in lock.wheels:
+        if any(name == (wheel.name, wheel.version) and _is(file, *wheel.sha256) for name, file in there):
+            continue
         hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
         indexes.setdefault(wheel.index, []).append(f"{wheel.name}=={wheel.version} {hashes}")
     for index, lines in indexes.items():

@@ -21,7 +21,7 @@ def check(resolved: Resolved, lock: Lock | None, folder: Path) -> tuple[Path, ..
     }
     _refuse_missing(resolved, folder, {file: sha256 for file, (_, _, sha256) in wanted.items()})
     for file, (part, archive, sha256) in wanted.items():
-        found = _sha256(folder / file)
+        found = sha256_of(folder / file)
         if found != sha256:
             which = f"{part.name} {part.choice.version}"
             raise BadInput.of("other-source", folder / file, which=which, found=found, sha256=sha256, url=archive.url)
@@ -36,7 +36,7 @@ def pinned(resolved: Resolved, folder: Path) -> Resolved:
     """
     unknown = [archive for _, archive in _all(resolved) if not archive.sha256]
     _refuse_missing(resolved, folder, {archive.file: None for archive in unknown})
-    sums = {archive.url: _sha256(folder / archive.file) for archive in unknown}
+    sums = {archive.url: sha256_of(folder / archive.file) for archive in unknown}
 
     def with_sums(part: Part) -> Part:
         choice = part.choice
@@ -77,6 +77,6 @@ def _refuse_missing(resolved: Resolved, folder: Path, files: dict[str, str | Non
         raise BadInput.of("no-source", folder, names=names, urls=urls)
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()

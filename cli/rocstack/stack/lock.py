@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,10 +147,19 @@ def read(path: Path) -> Lock:
     Raises:
         BadInput: it can't be read, or it is no lock.
     """
+    return _parsed(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        return Lock.model_validate_json(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise BadInput.of("unreadable-lock", path=path, problem=error.strerror) from None
+
+
+def _parsed(path: Path, data: bytes) -> Lock:
+    try:
+        return Lock.model_validate_json(data.decode("utf-8"))
     except (UnicodeDecodeError, ValidationError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "not UTF-8"}
         at = ".".join(str(part) for part in first["loc"])
@@ -161,8 +171,9 @@ def shipped(stack: Stack) -> Path:
     return paths.images() / "stacks" / f"{stack.name}.lock"
 
 
-def for_stack(stack: Stack, file: Path | None) -> Lock | None:
-    """The lock of `stack`: the user's file if it is there, else the one that ships with the stack.
+def for_stack(stack: Stack, file: Path | None, check: Callable[[Path, bytes], object] | None = None) -> Lock | None:
+    """The lock of `stack`: the user's file if it is there, else the one that ships with the stack. `check` gets the
+    bytes of the user's file before they are parsed, and raises what is wrong with them.
 
     Raises:
         BadInput: the lock was made from another stack, or from another state of this one; a file that was named
@@ -173,7 +184,10 @@ def for_stack(stack: Stack, file: Path | None) -> Lock | None:
     path = file if file and file.exists() else shipped(stack)
     if not path.exists():
         return None
-    lock = read(path)
+    data = _content(path)
+    if check and path == file:
+        check(path, data)
+    lock = _parsed(path, data)
     if lock.stack != stack.name:
         if path == file:
             raise BadInput.of("lock-of-other-stack", path, locked=lock.stack, stack=stack.name)

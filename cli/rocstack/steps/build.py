@@ -105,7 +105,9 @@ def build_images(
     if options.frozen and plan.lock is None:
         raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
     locks_first = plan.lock is None and unpinned(plan.resolved.stack, None)
-    if not locks_first:
+    if locks_first:
+        _refuse_first_lock(options, chosen, plan.resolved)
+    else:
         renderer.require_lock(plan.resolved, plan.lock)
     plan.render()
     given: tuple[Path, ...] = ()
@@ -163,9 +165,22 @@ def _with_packages(options: BuildOptions, chosen: Settings, lock: Lock | None) -
 
 def _keep(plan: ImagePlan, start: BaseImage, folder: Path, note: Note) -> None:
     dockerfile = plan.render().files["Dockerfile"].data.decode()
-    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, site.of(plan.settings), folder, note)
+    given = Path(plan.settings.sources).expanduser() if plan.settings.sources else None
+    around = site.of(plan.settings)
+    kept = kept_packages.keep(plan.resolved, plan.lock, dockerfile, start, around, folder, note, given)
     parts = [count(kept.debs, "package"), count(kept.wheels, "wheel"), count(kept.archives, "archive")]
     note(f"{folder}: {', '.join(parts)}, {kept.size / 1e6:.0f} MB, {kept.new} files new")
+
+
+def _refuse_first_lock(options: BuildOptions, chosen: Settings, value: Resolved) -> None:
+    """
+    Raises:
+        BadInput: what a lock made by this build would undo.
+    """
+    if options.packages:
+        raise BadInput.of("packages-without-lock", options.packages, stack=value.stack.name)
+    if chosen.trust.keys:
+        raise BadInput.of("unsigned-first-lock", options.lock, stack=value.stack.name)
 
 
 def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: Note) -> Lock:
@@ -179,8 +194,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     _refuse_place(file)
     note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
     made = _make(join(plan.settings, methods=options.methods, role=options.role).resolved, start, plan.settings)
-    files.write(file, made.to_text())
-    signatures.sign(file, None)
+    _write(file, made, note)
     wheels, archives = len(made.wheels), len(made.sources)
     note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
     said = {repository.name for repository in own.repositories if repository.key_sha256}
@@ -314,7 +328,16 @@ def lock(options: LockOptions = LockOptions(), note: Note = ignore, password: Pa
 
 
 def _signed(made: Locked, key: SigningKey | None) -> Locked:
-    return replace(made, signature=signatures.sign(made.file, key))
+    return replace(made, signature=signatures.sign(made.file, key)) if key else made
+
+
+def _write(file: Path, made: Lock, note: Note) -> None:
+    """A signature beside it stays if it is of these bytes."""
+    data, signature = made.to_text(), signatures.beside(file)
+    if signature.exists() and not (file.is_file() and file.read_bytes() == data.encode()):
+        signature.unlink()
+        note(f"{signature} is removed: it was not of this lock; `rocstack lock --sign KEY` signs it")
+    files.write(file, data)
 
 
 def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade | None = None) -> Locked:
@@ -344,7 +367,7 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
     if upgrade and upgrade.changes:
         upgrade.file.parent.mkdir(exist_ok=True)
         files.write(upgrade.file, upgrade.text)
-    files.write(options.to, made.to_text())
+    _write(options.to, made, ignore if options.sign else note)
     if before is None:
         return Locked(made, options.to)
     packages, wheels = ({each.name: each.version for each in part} for part in (made.packages, made.wheels))

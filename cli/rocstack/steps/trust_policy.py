@@ -64,8 +64,5 @@ def trusted_lock(own: Stack, file: Path | None, chosen: Settings) -> Lock | None
         BadInput: as `for_stack`; a key can't be used.
         Untrusted: file-unsigned, or file-untrusted.
     """
-    found = for_stack(own, file)
     keys = policy_keys(chosen)
-    if keys and found is not None and file is not None and file.is_file():
-        files.verify(file, file.read_bytes(), keys)
-    return found
+    return for_stack(own, file, (lambda path, data: files.verify(path, data, keys)) if keys else None)

@@ -14,6 +14,7 @@ from rocstack.stack import lock, stack
 from rocstack.stack.resolve import Resolved
 from rocstack.steps import build as steps
 from rocstack.steps.options import BuildOptions, RenderOptions
+from rocstack.trust.keys import SigningKey
 
 SHA = "ab" * 32
 AMD = "rocm-7.2-ubuntu-24.04"
@@ -106,6 +107,51 @@ def test_frozen_makes_no_lock(made: list[Resolved], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="which --frozen compares with") as refused:
         steps.build(BuildOptions(stack=AMD, frozen=True))
     assert (refused.value.code, made, list(tmp_path.iterdir())) == ("no-lock", [], [])
+
+
+def test_kept_packages_make_no_lock(made: list[Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The mirror has moved on since: what it has now is not what was kept."""
+    (tmp_path / "kept/mirror").mkdir(parents=True)
+    monkeypatch.setattr(steps.bases, "ensure", lambda *_: pytest.fail("something was asked"))
+    with pytest.raises(BadInput) as refused:
+        steps.build(BuildOptions(stack=AMD, packages=tmp_path / "kept"))
+    assert (refused.value.code, made, (tmp_path / lock.FILE).exists()) == ("no-lock", [], False)
+
+
+def test_a_trust_policy_is_not_passed_by_deleting_the_lock(
+    made: list[Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ours.pub").write_bytes(SigningKey.generate("ours").public.pem)
+    (tmp_path / "rocstack.yml").write_text("trust:\n  keys: [ours.pub]\n")
+    monkeypatch.setattr(steps.bases, "ensure", lambda *_: pytest.fail("something was asked"))
+    with pytest.raises(BadInput) as refused:
+        steps.build(BuildOptions(stack=AMD))
+    assert (refused.value.code, made, (tmp_path / lock.FILE).exists()) == ("no-lock", [], False)
+    assert "--sign KEY" in (refused.value.next_step or "")
+
+
+def test_a_signature_goes_with_a_word(made: list[Resolved], tmp_path: Path) -> None:
+    """It was of a lock that is not there any more."""
+    (tmp_path / f"{lock.FILE}.sig").touch()
+    notes = Notes()
+    steps.build(BuildOptions(stack=AMD), notes)
+    assert not (tmp_path / f"{lock.FILE}.sig").exists()
+    assert any(text.startswith("rocstack.lock.sig is removed") for text in notes.texts)
+
+
+def test_the_signature_of_the_same_lock_stays(
+    made: list[Resolved], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(steps.engine, "connect", lambda: None)
+    file, signature, notes = tmp_path / "mine.lock", tmp_path / "mine.lock.sig", list[str]()
+    steps.lock(steps.LockOptions(stack=AMD, to=file), notes.append)
+    signature.write_text("signed")
+    steps.lock(steps.LockOptions(stack=AMD, to=file), notes.append)
+    assert (signature.read_text(), notes) == ("signed", [])
+    file.write_text(file.read_text() + "\n")
+    steps.lock(steps.LockOptions(stack=AMD, to=file), notes.append)
+    assert not signature.exists()
+    assert [note.partition(":")[0] for note in notes] == [f"{signature} is removed"]
 
 
 def test_render_makes_none(made: list[Resolved], tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from cli_run import Cli
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput
-from rocstack.settings.settings import load
-from rocstack.steps.trust_policy import history_signer
+from rocstack.settings.settings import Settings, TrustPolicy, load
+from rocstack.stack import stack
+from rocstack.steps.trust_policy import history_signer, trusted_lock
 from rocstack.trust import files
 from rocstack.trust.keys import SigningKey
+from rocstack.trust.verification import Untrusted
 
 OURS, THEIRS = (SigningKey.generate(name) for name in ("ours", "theirs"))
 
@@ -50,6 +52,29 @@ def test_changed_or_of_another(cli: Cli, site: Path) -> None:
     files.sign(site, OURS)
     site.write_text(site.read_text() + "\n")
     assert "error file-untrusted (rocstack.lock): " in render(cli)[1]
+
+
+def test_the_bytes_that_are_verified_are_those_that_are_used(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody puts another lock there, and the signed one back before the next read."""
+    files.sign(site, OURS)
+    signed = site.read_bytes()
+    left = [signed.replace(b'"bash"', b'"evil"')]
+    assert left != [signed]
+    real = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        return real(path) if path != site else left.pop() if left else signed
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: read(path).decode())
+    chosen = Settings(trust=TrustPolicy(keys=(str(site.parent / "ours.pub"),)))
+    with pytest.raises(Untrusted):
+        trusted_lock(stack.load("debian-13"), site, chosen)
+
+
+def test_what_nobody_signed_is_not_even_parsed(cli: Cli, site: Path) -> None:
+    site.write_text("{")
+    assert "error file-unsigned (rocstack.lock): " in render(cli)[1]
 
 
 def test_the_lock_that_ships_with_rocstack_needs_none(cli: Cli, site: Path) -> None:

@@ -18,7 +18,7 @@ from rocstack.base.findings import Finding, in_order
 from rocstack.base.text import visible
 from rocstack.base.words import Value
 from rocstack.size import hlo, maxtext
-from rocstack.size.hlo import Collective, StepText
+from rocstack.size.hlo import StepCollective, StepText
 from rocstack.size.memory import held
 from rocstack.size.sizing import Sized
 from rocstack.size.speed import seconds_of
@@ -59,7 +59,7 @@ class Compiled:
     formula: float
     over: float  # bytes that a GPU lacks; below 0: that it has left
     step: StepText
-    wires: tuple[tuple[Collective, float | None], ...]  # with the seconds that the links need
+    wires: tuple[tuple[StepCollective, float | None], ...]  # with the seconds that the links need
     seconds: dict[str, float]  # of compiling, by phase
     findings: tuple[Finding, ...]
     refused: bool = False
@@ -153,7 +153,7 @@ def arguments(sized: Sized) -> float:
     return STATES * (found + small)
 
 
-def _seconds(each: Collective, sized: Sized) -> float | None:
+def _seconds(each: StepCollective, sized: Sized) -> float | None:
     hardware = sized.hardware
     if not sized.speed:
         return None

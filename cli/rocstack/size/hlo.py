@@ -31,7 +31,7 @@ _PART = re.compile(r"([a-z][a-z0-9]{0,15})\[([\d,]{0,200})\]|[(),]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collective:
+class StepCollective:
     """One kind of collective in groups of `ranks`, of which `near` are in one node: `count` a step, `bytes` of a GPU
     and step (of what is gathered, summed up, or sent on), the largest one's `largest`."""
 
@@ -59,7 +59,7 @@ class Collective:
 class StepText:
     """`endless`: loops whose number of rounds the text doesn't say; their collectives count once."""
 
-    collectives: tuple[Collective, ...]
+    collectives: tuple[StepCollective, ...]
     endless: int
 
 
@@ -119,7 +119,7 @@ def read(lines: Sequence[str], gpus: int, node_of: Callable[[int], int]) -> Step
 
     every = total(entry, 0)
     collectives = (
-        Collective(kind=kind, ranks=ranks, near=near, count=count, bytes=size, largest=largest)
+        StepCollective(kind=kind, ranks=ranks, near=near, count=count, bytes=size, largest=largest)
         for (kind, ranks, near), (count, size, largest) in every.items()
     )
     return StepText(tuple(sorted(collectives, key=lambda each: (-each.fabric, -each.sent, each.kind))), endless)

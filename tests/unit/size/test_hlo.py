@@ -9,7 +9,7 @@ import pytest
 
 from rocstack.base import paths
 from rocstack.size import hlo
-from rocstack.size.hlo import Collective
+from rocstack.size.hlo import StepCollective
 
 # As XLA prints it: layouts, operands, metadata, trip counts in the backend's configuration.
 XLA = """\
@@ -68,7 +68,7 @@ def read(text: str | list[str], gpus: int = 16, per_node: int = 8) -> hlo.StepTe
     return hlo.read(lines, gpus, lambda gpu: gpu // per_node)
 
 
-def entry(*lines: str, gpus: int = 16, per_node: int = 8) -> tuple[Collective, ...]:
+def entry(*lines: str, gpus: int = 16, per_node: int = 8) -> tuple[StepCollective, ...]:
     return read(["ENTRY %main {", *lines, "}"], gpus, per_node).collectives
 
 

@@ -46,8 +46,10 @@ kind:
 
 
 def main() -> None:
-    known = {"fence": {"type": "dict", "required": True}, "order": {"type": "dict", "required": True}}
-    module = AnsibleModule(known, no_log=True)  # the order is megabytes
+    module = AnsibleModule(
+        {"fence": {"type": "dict", "required": True}, "order": {"type": "dict", "required": True}},
+        no_log=True,  # the order is megabytes
+    )
     params = module.params
     try:
         Fence(params["fence"], STATE).announce()

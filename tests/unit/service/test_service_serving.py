@@ -230,7 +230,7 @@ async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_st
     site: Site, slurm: FakeSlurmrestd, tmp_path: Path
 ) -> None:
     tiny.base(site.service.models.folder / "org/small")
-    names = [f"a{number}" for number in range(6)]
+    names = [f"a{number}" for number in range(16)]
     digests = {name: await own_adapter(site, "alice", name, number) for number, name in enumerate(names)}
     alice = site.of("alice")
 

@@ -15,7 +15,7 @@ import pytest
 from fake_slurmrestd import FakeSlurmrestd, token
 
 from rocstack.cluster.service import ClusterServiceLimits
-from rocstack.service import app
+from rocstack.service import app, jobs
 from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import SlurmRest
@@ -108,3 +108,10 @@ def adapter(folder: Path, rank: int = 8) -> None:
     text = json.dumps(head).encode()
     (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(2 * size))
     assert os.path.getsize(folder / "adapter_model.safetensors")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurmrestd) -> None:
+    """What Slurm says is asked each time, and its nodes are this machine: jobs run here."""
+    monkeypatch.setattr(jobs, "FRESH_S", 0.0)
+    slurm.address = "127.0.0.1"

@@ -4,17 +4,13 @@ or by a server of the site."""
 from __future__ import annotations
 
 import asyncio
-import gzip
 import hashlib
 import json
 import os
 import signal
-import ssl
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,107 +18,15 @@ import httpx
 import openai
 import pytest
 import tiny_adapters as tiny
-import uvicorn
 from conftest import CHAT as CHAT_ROWS
-from conftest import Site, lines, serve, settings
+from conftest import Site, lines, settings
 from fake_slurmrestd import FakeSlurmrestd, token
-from sqlalchemy import update
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from model_servers import BASE, CHAT, FAKE, ROOT, chat, listening, own_adapter, serving_job, until
 from test_service_page import browser
 
-from rocstack.base.errors import BadInput
 from rocstack.cluster.service import SiteServer
-from rocstack.service import app, config, jobs
-from rocstack.service.failures import Away
-from rocstack.service.serving import ModelServer, by_nearness
-from rocstack.service.tables import JobRow, ModelRow
 
-pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).resolve().parents[3]
-FAKE = ROOT / "tests/support/fake_vllm.py"
-BASE = "org/small"
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurmrestd) -> None:
-    monkeypatch.setattr(jobs, "FRESH_S", 0.0)
-    slurm.address = "127.0.0.1"  # of the nodes: jobs run here
-
-
-def commands(folder: Path) -> dict[str, str]:
-    """`srun`, `rocstack-serve` and `vllm` as a node has them."""
-    texts = {
-        "srun": 'while [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"',
-        "rocstack-serve": f'exec {sys.executable} -m rocstack.serve "$@"',
-        "vllm": f'exec {sys.executable} {FAKE} "$@"',
-    }
-    folder.mkdir()
-    for name, text in texts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    more = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "cli"), "SLURM_CPUS_ON_NODE": "2"}
-    return {**os.environ, **more}
-
-
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not await true():
-        assert time.monotonic() < end, "it never came"
-        await asyncio.sleep(0.1)
-
-
-async def own_adapter(site: Site, user: str, name: str, seed: int) -> str:
-    """A model of hers, as a job would have made it; the sha256 of its weights."""
-    caller = await site.service.door.caller(token(user))
-    folder = site.service.storage.adapters(caller) / f"adapter-{name}"
-    tiny.adapter(folder, "small", seed=seed)
-    row = ModelRow(
-        id=f"ft:org-small:{user}:{name}", owner=user, base=BASE, folder=folder.name, job=None, rank=4, bytes=1,
-        created=int(time.time()),
-    )  # fmt: skip
-    await site.service.database.run(lambda session: session.add(row))
-    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
-
-
-@asynccontextmanager
-async def serving_job(site: Site, slurm: FakeSlurmrestd, folder: Path, **body: Any) -> AsyncIterator[str]:
-    """A serving job of alice's, whose script runs as Slurm would run it."""
-    alice = site.of("alice")
-    made = await alice.post("/v1/servers", json={"model": BASE, "max_rank": 8, **body})
-    assert made.status_code == 200, made.text
-    (row,) = made.json()["data"]
-    assert row["status"] == "queued"
-    slurm.set(slurm.next - 1, "RUNNING", nodes="n1")
-    if len((await alice.get("/v1/servers")).json()["data"]) == 1:
-        starts = (await alice.post(CHAT, json=chat(BASE))).json()["error"]
-        assert (starts["code"], row["id"] in starts["message"]) == ("server-starts", True)
-    script, place = slurm.submitted[-1]["script"], site.data / "alice/jobs" / row["id"]
-    log = (folder / f"log-{row['id']}").open("w")
-    process = subprocess.Popen(
-        ["bash", "-c", script], env=commands(folder / f"bin-{row['id']}"), cwd=place, stdout=log, stderr=log,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-
-        async def ready() -> bool:
-            assert process.poll() is None, Path(log.name).read_text()
-            rows = (await alice.get("/v1/servers")).json()["data"]
-            return [each["status"] for each in rows if each["id"] == row["id"]] == ["ready"]
-
-        await until(ready)
-        yield row["id"]
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(30)
-        log.close()
-
-
-def chat(model: str, text: str = "hello", **more: Any) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": text}], **more}
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("fresh")]
 
 
 async def test_a_persons_own_server_answers_for_her_adapters_alone(
@@ -264,7 +168,7 @@ async def test_who_goes_away_in_the_middle_frees_the_server(site: Site, slurm: F
     tiny.base(site.service.models.folder / "org/small")
     await own_adapter(site, "alice", "one", 1)
     async with listening(site) as url, serving_job(site, slurm, tmp_path) as job:
-        body, head = chat("ft:org-small:alice:one", "slow 60"), {"Authorization": f"Bearer {token('alice')}"}
+        body, head = chat("ft:org-small:alice:one", "slow 600"), {"Authorization": f"Bearer {token('alice')}"}
         async with httpx.AsyncClient(base_url=url, headers=head, timeout=60) as client:
             asked = asyncio.create_task(client.post(CHAT, json=body))
 
@@ -273,21 +177,7 @@ async def test_who_goes_away_in_the_middle_frees_the_server(site: Site, slurm: F
 
             await until(lambda: runs(1))
             asked.cancel()
-            await until(lambda: runs(0), 20)
-
-
-@asynccontextmanager
-async def listening(site: Site) -> AsyncIterator[str]:
-    """The service at a port of its own."""
-    server = uvicorn.Server(uvicorn.Config(site.application, port=0, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
+            await until(lambda: runs(0))
 
 
 def gateway_in(folder: Path) -> int:
@@ -307,185 +197,6 @@ async def resident(site: Site, job: str) -> list[dict[str, Any]]:
         assert (await client.get(answer.url, headers={"Authorization": "Bearer x"})).status_code == 401
     rows: list[dict[str, Any]] = answer.json()["data"]
     return rows
-
-
-def test_when_a_server_ends_only_its_own_adapters_move() -> None:
-    servers = [ModelServer(key, "", ssl.create_default_context(), "") for key in "abcd"]
-    names = [f"adapter-{number}" for number in range(400)]
-    before = {name: by_nearness(name, servers)[0].key for name in names}
-    after = {name: by_nearness(name, servers[:3])[0].key for name in names}
-    assert all(after[name] == before[name] for name in names if before[name] != "d")
-    counts = [list(before.values()).count(key) for key in "abcd"]
-    assert min(counts) > 60
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"", b"[]", b"{", b"[" * 5000, b'{"port": 22, "token": "x", "certificate": ""}',
-        json.dumps({"port": 8443, "token": "a" * 40, "certificate": "none"}).encode(), b"x" * 100_000,
-        json.dumps({"port": 8443, "token": "a" * 40, "certificate": "é"}).encode(),
-    ],
-)  # fmt: skip
-async def test_what_a_job_announces_is_data(site: Site, slurm: FakeSlurmrestd, said: bytes) -> None:
-    tiny.base(site.service.models.folder / "org/small")
-    alice = site.of("alice")
-    key = (await alice.post("/v1/servers", json={"model": BASE})).json()["data"][0]["id"]
-    slurm.set(100, "RUNNING", nodes="n1")
-    (site.data / "alice/jobs" / key / "server.json").write_bytes(said)
-    answer = await alice.post(CHAT, json=chat(BASE))
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-starts")
-
-
-async def test_a_server_of_an_adapter_or_of_nothing_is_refused(site: Site) -> None:
-    tiny.base(site.service.models.folder / "org/small")
-    await own_adapter(site, "alice", "one", 1)
-    alice = site.of("alice")
-    for body, code in (
-        ({"model": "ft:org-small:alice:one"}, "serve-the-base"),
-        ({"model": "org/smal"}, "no-such-served-model"),
-        ({"model": BASE, "max_rank": 7}, "bad-max-rank"),
-        ({"model": BASE, "replicas": 4}, "too-many-jobs"),
-    ):
-        assert (await alice.post("/v1/servers", json=body)).json()["error"]["code"] == code
-    assert (await alice.post("/v1/servers", json={"model": BASE, "replicas": 0})).status_code == 400
-    assert (await alice.post("/v1/servers", json={"model": BASE, "max_rank": 1})).status_code == 200
-
-
-async def test_replicas_are_all_started_or_none(site: Site, slurm: FakeSlurmrestd, monkeypatch: Any) -> None:
-    tiny.base(site.service.models.folder / "org/small")
-    alice, submit = site.of("alice"), slurm._submit
-    refused = await alice.post("/v1/servers", json={"model": BASE, "replicas": 4})
-    assert refused.json()["error"]["code"] == "too-many-jobs"
-    assert [number for number, _ in slurm.cancelled] == [100, 101, 102]
-    assert (await alice.get("/v1/servers")).json()["data"] == []
-
-    def gone(request: httpx.Request, body: dict[str, Any], user: str) -> httpx.Response:
-        if len(slurm.submitted) == 4:
-            raise httpx.ConnectError("refused", request=request)
-        return submit(request, body, user)
-
-    monkeypatch.setattr(slurm, "_submit", gone)
-    refused = await alice.post("/v1/servers", json={"model": BASE, "replicas": 3})
-    assert refused.json()["error"]["code"] == "slurm-away"
-    assert [number for number, _ in slurm.cancelled] == [100, 101, 102, 103]
-    assert (await alice.get("/v1/servers")).json()["data"] == []  # none is kept to be sent later
-    monkeypatch.setattr(slurm, "_submit", submit)
-    await site.service.jobs.handover.resend()
-    assert len(slurm.submitted) == 4
-
-
-async def test_a_server_is_found_behind_many_others(tmp_path: Path, slurm: FakeSlurmrestd) -> None:
-    service = serve(tmp_path, slurm, jobs=40)
-    site = Site(service, httpx.AsyncClient(), app.make(service))
-    for name in ("org/small", "org/other"):
-        tiny.base(service.models.folder / name)
-    alice = site.of("alice")
-    first = (await alice.post("/v1/servers", json={"model": BASE})).json()["data"][0]["id"]
-    assert (await alice.post("/v1/servers", json={"model": "org/other", "replicas": 16})).status_code == 200
-    await service.database.run(
-        lambda session: session.execute(update(JobRow).where(JobRow.id == first).values(created=1))
-    )
-    starts = (await alice.post(CHAT, json=chat(BASE))).json()["error"]
-    assert (starts["code"], first in starts["message"]) == ("server-starts", True)
-    assert len((await alice.get("/v1/servers")).json()["data"]) == 17
-    await service.stop()
-
-
-@asynccontextmanager
-async def answering(answer: Response) -> AsyncIterator[tuple[SiteServer, list[Request]]]:
-    """A server of the site that says this to everybody, and what it was asked."""
-    asked: list[Request] = []
-
-    async def said(request: Request) -> Response:
-        asked.append(request)
-        return answer
-
-    served = Starlette(routes=[Route(CHAT, said, methods=["POST"])])
-    server = uvicorn.Server(uvicorn.Config(served, port=0, log_level="error"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield SiteServer(model=BASE, url=f"http://127.0.0.1:{port}"), asked
-    finally:
-        server.should_exit = True
-        await serving
-
-
-def of_site(site: Site, *servers: SiteServer) -> None:
-    more = site.service.settings.model_copy(update={"servers": servers})
-    object.__setattr__(site.service.servers, "settings", more)
-
-
-async def say(site: Site) -> str:
-    caller = await site.service.door.caller(token("alice"))
-    return await site.service.servers.ask(caller, BASE, [{"role": "user", "content": "hello"}], 8)
-
-
-GOOD = {"choices": [{"message": {"content": "good"}}]}
-
-
-async def test_one_bad_server_hides_no_good_one(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:
-    tiny.base(site.service.models.folder / "org/small")
-    lost = SiteServer(model=BASE, url="https://127.0.0.1:1", ca=f"{tmp_path}/none.pem")
-    bad = [JSONResponse({"error": {"message": "no"}}, status) for status in (401, 500, 503)]
-    async with AsyncExitStack() as stack:
-        servers = [(await stack.enter_async_context(answering(each)))[0] for each in (*bad, JSONResponse(GOOD))]
-        of_site(site, lost, *servers)
-        assert await say(site) == "good"
-        # Her own runs, and Slurm doesn't say where.
-        key = (await site.of("alice").post("/v1/servers", json={"model": BASE})).json()["data"][0]["id"]
-        slurm.set(100, "RUNNING", nodes="n1")
-        said = {"port": 8443, "token": "a" * 40, "certificate": "none"}
-        (site.data / "alice/jobs" / key / "server.json").write_text(json.dumps(said))
-        assert await say(site) == "good"
-        slurm.down = True
-        for nodes in ((0.0, site.service.jobs._nodes[1]), (0.0, [])):
-            site.service.jobs._nodes = nodes
-            assert await say(site) == "good"
-        of_site(site, *servers[:3])
-        with pytest.raises(Away, match="doesn't answer"):
-            await say(site)
-    of_site(site)
-    site.service.jobs._nodes = (0.0, [])
-    with pytest.raises(Away) as away:
-        await say(site)
-    assert away.value.code == "slurm-away"
-
-
-async def test_an_answer_is_bounded_as_it_comes(site: Site) -> None:
-    """A gateway of a person's own job may say anything; packed, it would be large only here."""
-    tiny.base(site.service.models.folder / "org/small")
-    packed = gzip.compress(json.dumps({"choices": [{"message": {"content": "x" * (20 << 20)}}]}).encode())
-    bomb = Response(packed, headers={"Content-Encoding": "gzip"}, media_type="application/json")
-    async with answering(bomb) as (server, asked):
-        of_site(site, server)
-        with pytest.raises(Away) as lost:
-            await say(site)
-    assert lost.value.code == "server-lost"
-    assert asked[0].headers["accept-encoding"] == "identity"
-
-
-async def test_a_stream_ends_when_the_service_does(site: Site) -> None:
-    tiny.base(site.service.models.folder / "org/small")
-
-    async def endless() -> AsyncIterator[bytes]:
-        yield b'data: {"n": 1}\n\n'
-        await asyncio.Event().wait()
-
-    async with (
-        answering(StreamingResponse(endless(), media_type="text/event-stream")) as (server, _),
-        listening(site) as url,
-        httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {token('alice')}"}, timeout=30) as client,
-    ):
-        of_site(site, server)
-        async with client.stream("POST", CHAT, json=chat(BASE, stream=True)) as answer:
-            pieces = answer.aiter_text()
-            assert await anext(pieces) == 'data: {"n": 1}\n\n'
-            site.service.stopping.set()
-            assert "stream-broken" in "".join([each async for each in pieces])
 
 
 async def test_a_request_to_a_model_may_be_larger_than_others(site: Site) -> None:
@@ -555,12 +266,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def test_tokens_of_people_go_to_no_site_in_the_clear(tmp_path: Path) -> None:
-    good, file = json.loads(settings(tmp_path).model_dump_json()), tmp_path / "service.json"
-    file.write_text(json.dumps(good | {"servers": [{"model": "x", "url": "https://10.0.0.1:1"}]}))
-    assert config.load(file).servers == (SiteServer(model="x", url="https://10.0.0.1:1"),)
-    file.write_text(json.dumps(good | {"servers": [{"model": "x", "url": "http://10.0.0.1:1"}]}))
-    with pytest.raises(BadInput, match="in the clear"):
-        config.load(file)

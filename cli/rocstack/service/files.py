@@ -21,13 +21,13 @@ from rocstack.service.config import MIB
 from rocstack.service.database import Database
 from rocstack.service.failures import Away, NotNow, NotThere, RequestRefused, TooBig
 from rocstack.service.identity import Caller
+from rocstack.service.outcome import LIVE
 from rocstack.service.storage import Storage, new_id, remove
 from rocstack.service.tables import JobRow, ModelRow, StoredFile, UploadPart, UploadRow
 
 PURPOSE = "fine-tune"
 UPLOAD_S = 3600  # that an upload may take
 PENDING = "pending"
-LIVE = ("sending", "queued", "running", "paused")  # of a job that may read its files again
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ class StoredFiles:
 
         def work(session: Session) -> None:
             row = _own(session, caller, key)
+            # They may read their files again.
             live = select(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
             for job in session.scalars(live):
                 if key in (job.asked.get("training_file"), job.asked.get("validation_file")):

@@ -10,7 +10,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstack.client.answers import JobEventAnswer, ListOf, LogAnswer, RecipeAnswer, ServiceJob, StepsAnswer
+from rocstack.client.answers import JobEventAnswer, JobStatus, ListOf, LogAnswer, RecipeAnswer, ServiceJob, StepsAnswer
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import progress
@@ -23,7 +23,6 @@ from rocstack.service.service import Service
 router = APIRouter(prefix="/v1")
 LOOK_S = 1.0
 SETTLE = 3  # looks at the log after the job's end: the last lines may come late
-Status = Literal["sending", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
 Text = Annotated[str, Field(max_length=10_000)]
 
 
@@ -88,7 +87,7 @@ async def list_jobs(
     caller: Person,
     after: After = None,
     limit: Limit = 20,
-    status: Annotated[list[Status] | None, Query(description="Only those; may be repeated")] = None,
+    status: Annotated[list[JobStatus] | None, Query(description="Only those; may be repeated")] = None,
     kind: Literal["recipe", "fine_tuning", "serving"] | None = None,
 ) -> dict[str, Any]:
     rows, more = await service.jobs.page(caller, kind, status or (), after, limit)

@@ -32,6 +32,7 @@ from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
 
 SERVING, RECIPE = "serving", "serve"
+THERE = ("sending", "queued", "running")  # statuses of a server that answers, or will
 ANNOUNCED = "server.json"
 CHAT = "/v1/chat/completions"
 CONNECT_S, SILENT_S = 5.0, 600.0
@@ -130,10 +131,8 @@ class ModelServers:
 
     async def live(self, caller: Caller) -> list[JobRow]:
         """Her serving jobs that wait or run."""
-        rows, _ = await self.jobs.page(
-            caller, SERVING, ("sending", "queued", "running"), None, self.jobs.limits.jobs
-        )  # fmt: skip
-        return [row for row in rows if row.status in ("sending", "queued", "running")]
+        rows, _ = await self.jobs.page(caller, SERVING, THERE, None, self.jobs.limits.jobs)
+        return [row for row in rows if row.status in THERE]  # of those that were asked for, one may have ended by now
 
     async def to_dict(self, caller: Caller, row: JobRow) -> dict[str, Any]:
         """`status` is ready once it can be asked."""

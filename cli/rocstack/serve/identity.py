@@ -91,7 +91,9 @@ class ServicePeople:
             base_url=url, verify=trust, timeout=10, transport=transport, trust_env=False
         )  # fmt: skip
         self._known: dict[str, tuple[float, str | None]] = {}  # by sha256 of the token: until when, and whose
-        self._asking = asyncio.Lock()
+        self._asking: dict[
+            str, asyncio.Task[tuple[float, str | None]]
+        ] = {}  # one for each token: nobody waits for others
 
     async def user(self, token: str | None) -> str | None:
         """
@@ -102,9 +104,16 @@ class ServicePeople:
             return None
         digest = hashlib.sha256(token.encode()).hexdigest()
         if (found := self._remembered(digest)) is None:
-            async with self._asking:
-                found = self._remembered(digest) or await self._ask(digest, token)
+            if (asking := self._asking.get(digest)) is None:
+                asking = self._asking[digest] = asyncio.create_task(self._ask(digest, token))
+                asking.add_done_callback(lambda done: self._end(digest, done))
+            found = await asyncio.shield(asking)  # who goes away ends it for nobody else
         return found[1]
+
+    def _end(self, digest: str, done: asyncio.Task[tuple[float, str | None]]) -> None:
+        del self._asking[digest]
+        if not done.cancelled():
+            done.exception()  # those who wait are told
 
     def _remembered(self, digest: str) -> tuple[float, str | None] | None:
         found = self._known.get(digest)

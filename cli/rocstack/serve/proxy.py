@@ -119,8 +119,8 @@ async def forward(
     most: int = MOST_EVENT,
     stopping: asyncio.Event | None = None,
 ) -> Response:
-    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone. An event has `most`
-    bytes at most, and a stream ends once `stopping` is set.
+    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone. An event, or an answer
+    that is no stream, has `most` bytes at most, and a stream ends once `stopping` is set.
 
     Raises:
         CheckFailed: the engine ended before it answered.
@@ -136,7 +136,7 @@ async def forward(
         if kind.startswith(EVENTS):
             body = _events(engine, _until(stopping, answer.aiter_raw()), names, path, stack, most)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})
-        raw = await unless_gone(request, _whole(answer))
+        raw = await unless_gone(request, _whole(answer, most))
     except (httpx.ConnectError, httpx.ConnectTimeout):
         engine.doubt()
         raise NotSent.of("engine-lost", why="it was not there") from None
@@ -150,7 +150,7 @@ async def forward(
     return Response(names.back(raw), answer.status_code, media_type=kind)
 
 
-async def _whole(answer: httpx.Response) -> bytes:
+async def _whole(answer: httpx.Response, most: int) -> bytes:
     """
     Raises:
         httpx.DecodingError: it is larger than any answer.
@@ -158,7 +158,7 @@ async def _whole(answer: httpx.Response) -> bytes:
     raw = bytearray()
     async for piece in answer.aiter_raw():
         raw += piece
-        if len(raw) > MOST_EVENT:
+        if len(raw) > most:
             raise httpx.DecodingError("too large")
     return bytes(raw)
 

@@ -19,7 +19,7 @@ from rocstack.service.serving import SERVING, ModelServer, ServerRequest
 
 router = APIRouter(prefix="/v1")
 MOST_BODY = 8 << 20  # bytes of a request
-MOST_EVENT = 4 << 20  # and of one event of an answer
+MOST_EVENT = 4 << 20  # and of an answer, or of one event of a stream
 KINDS = ("application/json", proxy.EVENTS)  # of answers; a page that a server makes is shown to nobody
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {
     "type": "object", "required": ["model"], "properties": {"model": {"type": "string"}}, "additionalProperties": True,

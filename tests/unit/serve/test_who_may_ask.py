@@ -46,6 +46,27 @@ def test_a_token_is_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(asked) == 2
 
 
+def test_a_service_that_hangs_for_one_holds_up_nobody_else() -> None:
+    ends = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if "slow" in request.headers["authorization"]:
+            await ends.wait()
+        return httpx.Response(200, json={"id": "ann"})
+
+    async def work() -> None:
+        identity = ServicePeople("https://service", transport=httpx.MockTransport(answer))
+        gone, stays = (asyncio.create_task(identity.user("slow")) for _ in range(2))
+        await asyncio.sleep(0)
+        assert await identity.user("quick") == "ann"
+        gone.cancel()  # she went away; the other request with her token goes on
+        ends.set()
+        assert await stays == "ann"
+        assert not identity._asking
+
+    asyncio.run(work())
+
+
 def test_no_proxy_of_the_environment_sees_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     assert not ServicePeople("https://service")._client._mounts

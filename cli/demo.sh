@@ -70,7 +70,7 @@ run rocstack submit trainer --nodes 2 --tasks-per-node 2 --gpus-per-node 0 --set
 rocstack shell n1 -- cat /home/alice/loss.svg >loss.svg
 run rocstack jobs
 
-say "A third node, with $other: it is refused, and the others stay as they are."
+say "A third node, with $other: it is refused, and the other workers stay as they are."
 run rocstack local up --nodes 3 "${nodes[@]}" --fault "n3:abi=$others"
 must_refuse rocstack deploy --nic "$nic" --plan
 

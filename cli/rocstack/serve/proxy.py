@@ -119,8 +119,8 @@ async def forward(
     most: int = MOST_EVENT,
     stopping: asyncio.Event | None = None,
 ) -> Response:
-    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone. An answer, or an event
-    of a stream, has `most` bytes at most; a stream ends once `stopping` is set.
+    """The engine's answer. `stack` is closed once the last byte of it is sent, or the user is gone. An answer, or an
+    event of a stream, has `most` bytes at most; a stream ends once `stopping` is set.
 
     Raises:
         CheckFailed: the engine ended before it answered.

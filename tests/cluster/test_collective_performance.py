@@ -31,7 +31,7 @@ def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[
 
 @check(
     name="collective-performance",
-    title="RCCL's collectives reach the hardware's bandwidth at 8 GiB, with right sums (without rccl-tests one)",
+    title="Collectives reach the hardware's bandwidth at 8 GiB, with right sums (without rccl-tests: all-reduce alone)",
     cannot=(
         "hardware, or a number of nodes, that no source has a number of: then it is measured; below 8 GiB "
         "nothing is judged but the sums"

@@ -229,7 +229,7 @@ def _unshown(run: Run, level: int) -> list[str]:
     if not lacking or run.not_summed in run.unshown(level):
         return []
     few = f"{listed(shown, MOST + 1)} {'was' if len(shown) == 1 else 'were'} shown, " if shown else ""
-    return [f"{few}{listed(lacking, MOST + 1)} {'was' if len(lacking) == 1 else 'were'} not"]
+    return [f"{few}{listed(lacking, MOST + 1)} {'was' if len(lacking) == 1 else 'were'} not{'' if few else ' shown'}"]
 
 
 def folded(names: Iterable[str], longest: int = LONGEST) -> str:

@@ -15,7 +15,7 @@ SAMPLES, TOKENS = 5, 128
 
 
 async def evaluate(service: Service, caller: Caller, row: JobRow) -> dict[str, Any]:
-    """As Lamini's service answers: for each question what both models say. A server must answer for them.
+    """For each question what both models say, in a form of ours. A server must answer for them.
 
     Raises:
         NotNow: the job has made no model. RequestRefused: its file has no conversations, or nobody serves the model.

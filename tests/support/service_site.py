@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import uvicorn
 from fake_slurmrestd import FakeSlurmrestd, token
+from simulated_run import simulated_run
 
+from rocstack.cluster.service import report_name
 from rocstack.service import app
 from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.service import Service
@@ -26,18 +28,20 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant",
 
 @dataclass
 class PageSite:
-    """`job` is a fine-tuning job that runs; its files are in `folder`."""
+    """`job` is a fine-tuning job that runs; its files are in `folder`. `reports` has one report of verify."""
 
     url: str
     job: str
     folder: Path
+    reports: Path
     slurm: FakeSlurmrestd
 
 
 def _service(folder: Path, slurm: FakeSlurmrestd) -> Service:
     settings = ServiceSettings(
         cluster="alpha", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
-        database=f"sqlite:///{folder}/service.db", users={"alice": ServicePerson(uid=2000, gid=2000)},
+        database=f"sqlite:///{folder}/service.db", reports=str(folder / "reports"),
+        users={"alice": ServicePerson(uid=2000, gid=2000)},
     )  # fmt: skip
     service = Service.of(settings, SlurmRest("http://slurmrestd", slurm.transport))
     service.storage.check()
@@ -78,6 +82,8 @@ def serving(folder: Path) -> Iterator[PageSite]:
     (model / "config.json").write_text('{"model_type": "llama"}')
     slurm = FakeSlurmrestd()
     job = asyncio.run(_filled(_service(folder, slurm), slurm))
+    (reports := folder / "reports").mkdir()
+    (reports / report_name(3)).write_text(simulated_run(4, bad=("n2",), slow=(), virtual=True).dumps())
     _trained(own := folder / "data/alice/jobs" / job)
     application = app.make(_service(folder, slurm))
 
@@ -94,7 +100,7 @@ def serving(folder: Path) -> Iterator[PageSite]:
         while not server.started:
             thread.join(0.05)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield PageSite(f"http://127.0.0.1:{port}", job, own, slurm)
+        yield PageSite(f"http://127.0.0.1:{port}", job, own, reports, slurm)
     finally:
         server.should_exit = True
         thread.join()

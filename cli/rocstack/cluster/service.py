@@ -12,6 +12,7 @@ from rocstack.cluster.operation import Some
 from rocstack.container.mount import Mount
 
 USER, SERVICE_UID = "service", 64033  # in the image; the group has the same number
+REPORTS, REPORT_MIB = "/etc/rocstack/service/reports", 24  # on the control node: where `verify` puts a report, at most
 Problem = tuple[tuple[str | int, ...], str]
 
 
@@ -49,6 +50,11 @@ class ClusterService(Value):
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
     limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
     servers: tuple[SiteServer, ...] = ()  # gateways that everybody may ask
+
+
+def report_name(level: int) -> str:
+    """The file of the last report of a run to that level."""
+    return f"level-{level}.json"
 
 
 def switch(value: object) -> object:

@@ -26,6 +26,7 @@ from rocstack.service.outcome import LIVE, PAUSED
 from rocstack.service.routes import Person, Serving, same_site
 from rocstack.service.service import Service
 from rocstack.service.tables import JobRow
+from rocstack.verify.report.page import words
 
 HTMX = Path("/usr/share/javascript/htmx/htmx.min.js")  # Debian's libjs-htmx
 ROWS = 50  # of a list
@@ -74,6 +75,7 @@ TEMPLATES.filters |= {
     "bytes": _size,
     "visible": visible,
     "lines": visible_lines,
+    "words": words,
     "path": lambda text: quote(text, safe=""),
 }
 
@@ -99,7 +101,7 @@ class PageRoute(APIRoute):
                 answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
             except RequestValidationError as error:
                 answer = draw(request, "error", 400, message=f"the request can't be read: {error.errors()[0]['msg']}")
-            answer.headers["Content-Security-Policy"] = POLICY
+            answer.headers.setdefault("Content-Security-Policy", POLICY)
             answer.headers["Referrer-Policy"] = "no-referrer"
             return answer
 
@@ -248,27 +250,6 @@ def _asked(row: JobRow) -> dict[str, str]:
             if not name.startswith("_") and each not in (None, "", [], {}):
                 found[str(key)] = str(each)
     return found
-
-
-# The cluster
-
-
-@router.get("/cluster")
-async def cluster(request: Request, service: Serving, caller: Person) -> Response:
-    return draw(request, "cluster", user=caller.name, **await _cluster(service, caller))
-
-
-@router.get("/cluster/part")
-async def cluster_part(request: Request, service: Serving, caller: Person) -> Response:
-    return draw(request, "cluster-part", **await _cluster(service, caller))
-
-
-async def _cluster(service: Service, caller: Caller) -> dict[str, Any]:
-    token = caller.token
-    nodes = sorted(await service.slurm.nodes(token), key=lambda each: (each.usable, each.name))  # the odd ones first
-    return {
-        "nodes": nodes, "reservations": await service.slurm.reservations(token), "qos": await service.slurm.qos(token)
-    }  # fmt: skip
 
 
 # Models and files

@@ -31,7 +31,12 @@ from rocstack.verify.report.page import words
 HTMX = Path("/usr/share/javascript/htmx/htmx.min.js")  # Debian's libjs-htmx
 ROWS = 50  # of a list
 LOG_END, LINES = 64 << 10, 30  # of a log are shown: bytes, and lines of them
-CURVES = (("loss", "loss"), ("tokens_per_s", "tokens a second"), ("eval_loss", "loss on held-out data"))
+CURVES = (
+    ("loss", "loss"),
+    ("tokens_per_s", "tokens a second"),
+    ("gpu_busy", "GPUs busy, %"),
+    ("eval_loss", "loss on held-out data"),
+)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -217,7 +222,7 @@ def _line(row: JobRow) -> dict[str, Any]:
     return {
         "id": row.id, "name": row.name, "status": row.status, "recipe": row.recipe, "number": row.slurm_id,
         "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
-        "nodes": row.seen.get("where") or "", "model": row.result,
+        "nodes": row.seen.get("where") or "", "model": row.result, "gpus": row.seen.get("gpus"),
     }  # fmt: skip
 
 

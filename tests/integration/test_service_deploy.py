@@ -151,6 +151,16 @@ def test_verify_brings_its_report_and_the_service_alone_can_read_it(cluster: Dep
     assert rights.split("\n")[:2] == [f"0 {UID} 750", f"0 {UID} 640"]
 
 
+def test_replicas_are_jobs_of_their_owner(cluster: DeployedCluster) -> None:
+    folder = "/srv/shared/models/tiny"
+    cluster.ssh("n1", f'mkdir -p {folder} && echo \'{{"model_type": "llama"}}\' >{folder}/config.json')
+    made = cluster.json("serve", "/shared/models/tiny", "--replicas", "2", "--inventory", str(INVENTORY))
+    assert (made["user"], [each["model"] for each in made["servers"]]) == ("alice", ["tiny", "tiny"])
+    owners = cluster.slurm("sacct --noheader --allocations --format=User,JobName%20 --allusers").split()
+    assert owners.count("serve-tiny") == owners.count("alice") == 2
+    assert cluster.refused("serve", "nothing", "--replicas", "2") == (1, "service-says-no")
+
+
 def test_a_second_deploy_changes_nothing_and_status_shows_it(cluster: DeployedCluster) -> None:
     assert deploy(cluster)["changed"] == []
     status = cluster.json("status")

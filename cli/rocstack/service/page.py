@@ -68,6 +68,12 @@ def _size(bytes_: int) -> str:
     raise AssertionError
 
 
+def _number(value: float) -> str:
+    if 1000 <= abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(paths.templates() / "service"),
     autoescape=True,
@@ -78,6 +84,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
+    "number": _number,
     "visible": visible,
     "lines": visible_lines,
     "words": words,

@@ -17,7 +17,7 @@ ALONE = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; frame-ancestors 'none'; "
     "base-uri 'none'; sandbox"
 )
-FAILURES = 12  # checks that are named; the whole report has all
+FAILURES, NODES = 12, 200  # checks and nodes that are shown; the whole report and /v1/nodes have all
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -53,6 +53,8 @@ def _topology(reports: list[ShownReport]) -> str:
 
 
 async def _nodes(service: Service, caller: Caller, reports: list[ShownReport]) -> dict[str, Any]:
-    found = await service.slurm.nodes(caller.token)
-    nodes = sorted(found, key=lambda each: (each.usable, each.name))  # the odd ones first
-    return {"nodes": nodes, "verified": reports[0].nodes if reports else {}}
+    found, verified = await service.slurm.nodes(caller.token), reports[0].nodes if reports else {}
+    failing = {name for name, each in verified.items() if each.state == "failing"}
+    nodes = sorted(found, key=lambda each: (each.usable, each.name not in failing, each.name))  # the odd ones first
+    usable = sum(each.usable for each in found)
+    return {"nodes": nodes[:NODES], "usable": usable, "all": len(nodes), "verified": verified}

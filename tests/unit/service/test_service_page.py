@@ -118,10 +118,10 @@ async def test_the_use_of_gpus_and_what_is_not_known_of_it(site: Site, slurm: Fa
     some, none = [await numbers(key) for key in keys]
     assert (some["GPUs"], "unknown" in some["GPUs busy"]) == ("16", True)
     assert (none["GPUs"], "GPUs busy" in none) == ("none", False)
-    rows = [{"step": n, "loss": 1.0, "gpu_busy": 90.0 + n, "mfu": 0.414, "memory_mb": 1000.0} for n in (1, 2)]
+    rows = [{"step": n, "loss": 1.0, "gpu_busy": 90.0 + n, "mfu": 0.414, "memory_mb": 61400.0} for n in (1, 2)]
     (site.data / "alice/jobs" / keys[0] / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     some = await numbers(keys[0])
-    assert (some["GPUs busy"], some["MFU"], some["MB of GPU memory"]) == ("92 %", "41.4%", "1,000")
+    assert (some["GPUs busy"], some["MFU"], some["MB of GPU memory"]) == ("92 %", "41.4%", "61,400")
     assert "GPUs busy, %: 92 at step 2" in (await page.get(f"/jobs/{keys[0]}/part")).text
     assert (await alice.get(f"/v1/jobs/{keys[0]}")).json()["slurm"]["gpus"] == 16
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Site
-from fake_slurmrestd import token
+from fake_slurmrestd import FakeSlurmrestd, token
 from made_runs import on, result, run
 from simulated_run import simulated_run
 
@@ -74,6 +74,15 @@ async def test_the_page_says_of_each_node_what_it_is_and_what_fails(site: Site) 
     assert len(page) < 60_000
     file.write_text(simulated_run(4, bad=(), slow=()).dumps())
     assert "fails</span>" not in (await shown(site, "/cluster/part")).text, "a new one is read at once"
+
+
+async def test_a_large_cluster_is_a_small_page(site: Site, slurm: FakeSlurmrestd) -> None:
+    slurm.nodes = 1000
+    put(site, simulated_run(40, bad=[f"n{n}" for n in range(20, 41)], slow=()))
+    page = (await shown(site)).text
+    assert len(page) < 250_000
+    assert "1000 of 1000 nodes take jobs. The first 200 are shown" in page
+    assert page.index("<td>n40</td>") < page.index("<td>n1</td>")
 
 
 async def test_what_nodes_said_is_text(site: Site) -> None:

@@ -44,6 +44,7 @@ class FakeSlurmrestd:
         self.lose = 0  # so many submissions are taken and not answered
         self.refuse = ""  # what Slurm says of a submission
         self.next = 100
+        self.nodes = 2
         self.address = ""  # of every node, in place of the recorded ones
 
     @property
@@ -105,8 +106,10 @@ class FakeSlurmrestd:
             rows = self.jobs if plugin == "slurm" else self.forgotten
             return httpx.Response(200, json={"jobs": list(rows.values()), "errors": [], "warnings": []})
         found = recorded(place)
-        if place == "nodes" and self.address:
-            for node in found["nodes"]:
+        if place == "nodes":
+            more = range(len(found["nodes"]) + 1, self.nodes + 1)
+            found["nodes"] += [found["nodes"][-1] | {"name": f"n{n}", "address": f"n{n}"} for n in more]
+            for node in found["nodes"] if self.address else ():
                 node["address"] = self.address
         return httpx.Response(200, json=found)
 

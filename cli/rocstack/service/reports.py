@@ -99,6 +99,9 @@ class VerifyReports:
                 problems.append(f"the report of level {level} can't be read: {why}")
         return sorted(found, key=lambda each: each.run.when, reverse=True), problems
 
+    def rows(self) -> list[dict[str, Any]]:
+        return [each.to_dict() for each in self.read()[0]]
+
     def get(self, key: str) -> ShownReport:
         """
         Raises:
@@ -118,4 +121,5 @@ class VerifyReports:
         known = self._known.get(name)
         if known is None or known[0] != stamp:
             known = self._known[name] = stamp, ShownReport(result.read(path))
+            known[1].to_dict()  # what the page shows of it is made here, and not where requests wait
         return known[1]

@@ -66,8 +66,7 @@ async def reservations(service: Serving, caller: Person) -> dict[str, Any]:
     response_model=ListOf[VerifyReportAnswer],
 )
 async def verify_reports(service: Serving, caller: Person) -> dict[str, Any]:
-    found, _ = await anyio.to_thread.run_sync(service.reports.read)
-    return page([each.to_dict() for each in found], False)
+    return page(await anyio.to_thread.run_sync(service.reports.rows), False)
 
 
 @router.get(

@@ -155,4 +155,5 @@ def _stored(run: Run, folder: Path, inventory: Path, runs: Path) -> VerifyResult
         kept = proved.keep(run, inventory, runs)
     except RocstackError as error:
         return VerifyResult(run, folder, inventory, problem=error.what)
-    return VerifyResult(run, folder, inventory, kept.sentence, kept.news, shown=service_report.give(run, inventory))
+    shown = service_report.give(run, inventory) if settings().cluster.service else ""
+    return VerifyResult(run, folder, inventory, kept.sentence, kept.news, shown=shown)

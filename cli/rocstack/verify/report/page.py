@@ -12,7 +12,9 @@ from rocstack.base.levels import LEVELS
 from rocstack.base.text import count
 from rocstack.verify import compare, outliers, verdict
 from rocstack.verify.report import charts, drawings, failures, matrix, topology
-from rocstack.verify.result import Run
+from rocstack.verify.report.drawings import Drawings
+from rocstack.verify.report.topology import Picture
+from rocstack.verify.result import CheckResult, Run
 from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
@@ -30,6 +32,52 @@ def html(run: Run, previous: Run | None = None) -> str:
     judged, drawn = verdict.judge(run), drawings.read(run)
     nodes = _nodes(judged)
     states: Counter[str] = Counter(result.state for result in run.results)
+    text = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            verdict=judged,
+            mood=mood(run, judged),
+            when=_when(run.when),
+            counts=[(state, states[state]) for state in WORDS if states[state]],
+            levels=LEVELS,
+            models=sorted({node.virtual for node in run.nodes if node.virtual}),
+            failures=list(failures.failures(run)),
+            nodes=nodes[:ROWS],
+            nodes_unsaid=max(len(nodes) - ROWS, 0),
+            passing=verdict.folded(judged.names("passing"), 2000),
+            slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
+            table=matrix.table(run),
+            kinds=list(matrix.kinds(run)),
+            heatmaps=[
+                (result, map)
+                for result, each in drawn.matrix
+                for quantity in each.quantities
+                if (map := charts.heatmap(quantity))
+            ],
+            charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
+            pictures=_pictures(drawn),
+            unreadable=drawn.unreadable,
+            comparison=compare.compare(previous, run) if previous else None,
+            previous=previous,
+            fabrics=_fabrics(run),
+            hardware=_hardware(run),
+            words=WORDS,
+        )
+    )
+    return _seen(text)
+
+
+def topology_part(run: Run) -> Markup:
+    """The drawings of its nodes alone, to stand in another page; empty where there are none."""
+    pictures = _pictures(drawings.read(run))
+    if not pictures:
+        return Markup("")
+    return Markup(_seen(_environment().get_template("topology.html.j2").render(run=run, pictures=pictures)))
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
@@ -37,47 +85,25 @@ def html(run: Run, previous: Run | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
+    environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": words}
     environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    text = environment.get_template("page.html.j2").render(
-        run=run,
-        verdict=judged,
-        mood=_mood(run, judged),
-        when=_when(run.when),
-        counts=[(state, states[state]) for state in WORDS if states[state]],
-        levels=LEVELS,
-        models=sorted({node.virtual for node in run.nodes if node.virtual}),
-        failures=list(failures.failures(run)),
-        nodes=nodes[:ROWS],
-        nodes_unsaid=max(len(nodes) - ROWS, 0),
-        passing=verdict.folded(judged.names("passing"), 2000),
-        slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
-        table=matrix.table(run),
-        kinds=list(matrix.kinds(run)),
-        heatmaps=[
-            (result, map)
-            for result, each in drawn.matrix
-            for quantity in each.quantities
-            if (map := charts.heatmap(quantity))
-        ],
-        charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
-        pictures=[(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)],
-        unreadable=drawn.unreadable,
-        comparison=compare.compare(previous, run) if previous else None,
-        previous=previous,
-        fabrics=_fabrics(run),
-        hardware=_hardware(run),
-        words=WORDS,
-    )
+    return environment
+
+
+def _seen(text: str) -> str:
     return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _words(text: str) -> Markup:
+def _pictures(drawn: Drawings) -> list[tuple[CheckResult, Picture]]:
+    return [(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)]
+
+
+def words(text: str) -> Markup:
     """Escaped; what stands in backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _mood(run: Run, judged: RunVerdict) -> str:
+def mood(run: Run, judged: RunVerdict) -> str:
     """good, bad, or odd: nothing fails, but not every node was judged."""
     if judged.cluster or judged.names("failing") or not run.complete:
         return "bad"

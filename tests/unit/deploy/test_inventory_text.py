@@ -355,6 +355,28 @@ def test_a_program_ends_when_we_are_stopped(place: Path) -> None:
     assert not asked.exists()
 
 
+def test_what_is_asked_ahead_is_asked_once_and_ends_with_who_asked(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sleep` stands for an inventory that is a program, which somebody stops before it has answered."""
+    Path("inv.yml").write_text(GOOD)
+    asks = place / "asks"
+    listing = '{"control": {"hosts": ["c1"]}, "workers": {"hosts": ["w1"]}}'
+    asks.write_text(f"#!/bin/sh\necho $$ >> {place}/pids\n[ ! -e {place}/slow ] || sleep 600\necho '{listing}'\n")
+    asks.chmod(0o755)
+    monkeypatch.setattr(ansible, "program", lambda name: (str(asks), dict(os.environ)))
+    with inventory.asked_ahead(Path("inv.yml")):
+        found = inventory.load(place / "inv.yml")
+    assert [host.name for host in found.nodes] == ["c1", "w1"]
+    assert len((place / "pids").read_text().split()) == 1
+    (place / "slow").touch()
+    with pytest.raises(KeyboardInterrupt), inventory.asked_ahead(Path("inv.yml")):
+        while len(pids := (place / "pids").read_text().split()) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert not Path(f"/proc/{pids[1]}").exists()
+
+
 def test_no_port() -> None:
     """Of thousands of digits Python makes no number, and of such a number no digits."""
     for value in ("9" * 5000, 10**5000, "0" * 5000, "\u0662\u0662", 0, 65536, -1, 22.0, True, "1e3", " 22"):

@@ -21,7 +21,7 @@ _BITS = {"pred": 8, "token": 0}
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]{1,300}) \{")
 _LINE = re.compile(r"%[\w.\-]{1,300} = (.*?) ?\b([a-z][a-z0-9\-]{1,40})\(\)(?:, (.*))?")
 _CALLS = re.compile(
-    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[\w.\-]+)"
+    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^{}]*\}|%[\w.\-]+)"
 )
 _TRIPS = re.compile(r"\btrips=([0-9]{1,9})\b")
 _IOTA = re.compile(r"replica_groups=\[(\d{1,8}),(\d{1,8})\]<=\[([\d,]{1,100})\](?:T\(([\d,]{1,50})\))?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -361,7 +362,8 @@ def test_what_is_asked_ahead_is_asked_once_and_ends_with_who_asked(
     """`sleep` stands for an inventory that is a program, which somebody stops before it has answered."""
     Path("inv.yml").write_text(GOOD)
     asks = place / "asks"
-    listing = '{"control": {"hosts": ["c1"]}, "workers": {"hosts": ["w1"]}}'
+    groups = {"all": {"children": ["control", "workers"]}, "control": {"hosts": ["c1"]}, "workers": {"hosts": ["w1"]}}
+    listing = json.dumps({"_meta": {"hostvars": {"c1": {}, "w1": {}}}, **groups})
     asks.write_text(f"#!/bin/sh\necho $$ >> {place}/pids\n[ ! -e {place}/slow ] || sleep 600\necho '{listing}'\n")
     asks.chmod(0o755)
     monkeypatch.setattr(ansible, "program", lambda name: (str(asks), dict(os.environ)))

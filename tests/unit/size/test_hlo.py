@@ -177,3 +177,9 @@ def test_a_step_of_one_gpu() -> None:
 def test_what_is_no_such_text(lines: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^[a-z]"):
         read(lines)
+
+
+def test_a_line_that_never_closes_a_bracket_is_read_once() -> None:
+    """And not from each of its brackets to its end."""
+    assert hlo._CALLS.findall("body={" * 200_000) == []
+    assert hlo._CALLS.findall("body={%a, calls={%b}") == ["{%b}"]

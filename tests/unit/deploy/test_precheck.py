@@ -33,7 +33,13 @@ from rocstack.stack import component
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parents[1] / "data"
 CASES = sorted(file.stem for file in (DATA / "precheck").glob("*.yml"))
-LABELS = {"stack": "debian-13", "gfx": "gfx942", "component.slurm": "24.11.5", "component.rocm": "6.1.2", "registry": "accounts"}
+LABELS = {
+    "stack": "debian-13",
+    "gfx": "gfx942",
+    "component.slurm": "24.11.5",
+    "component.rocm": "6.1.2",
+    "registry": "accounts",
+}
 MODEL = "/sys/devices/virtual/rocstack/model"
 
 

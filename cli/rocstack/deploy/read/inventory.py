@@ -183,7 +183,8 @@ def load(path: Path) -> Inventory:
     """
     if not path.exists():
         raise BadInput.of("no-inventory", inventory=path)
-    done = _ended_with_us(_asked.pop(path.absolute(), None) or _asking(path.absolute()))
+    key = path.absolute()
+    done = _ended_with_us(_asked.pop(key) if key in _asked else _asking(key))
     text = inventory_text.read(path)
     text.refuse_lost()
     if done.returncode:

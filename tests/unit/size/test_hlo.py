@@ -167,6 +167,8 @@ def test_a_step_of_one_gpu() -> None:
         ["ENTRY %main {", "%a = f32[1] collective-permute(), source_target_pairs={{0,1,2}}", "}"],
         ["ENTRY %main {", "%a = (f32[1] all-reduce(), replica_groups={{0,1}}", "}"],
         ["ENTRY %main {", "%a = f999999[1] all-reduce(), replica_groups={{0,1}}", "}"],
+        ["ENTRY %main {", "%a = () all-gather-start(), replica_groups={{0,1}}", "}"],
+        ["ENTRY %main {", f"%a = {'(' * 5000}f32[1]{')' * 5000} all-reduce(), replica_groups={{{{0,1}}}}", "}"],
         ["%a {", "%c = call(), to_apply=%b", "}", "%b {", "%c = call(), to_apply=%a", "}",
          "ENTRY %main {", "%c = call(), to_apply=%a", "}"],
         ["%a {", "%r = f32[1] all-reduce(), replica_groups={{0,1}}", "}",

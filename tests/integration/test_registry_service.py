@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import secrets
+import shutil
 import ssl
 import tarfile
 import urllib.error
@@ -39,11 +40,10 @@ class Registry:
     def flags(self) -> tuple[str, ...]:
         tls = f"--volume={self.folder / 'registry'}:/etc/rocstack/registry:ro"
         password = f"--volume={self.folder / 'password'}:/run/secrets/registry:ro"
-        password_of_nodes = f"--volume={self.folder / 'pull'}:/run/secrets/registry-pull:ro"
         volume = f"--volume={self.node.name}:/var/lib/registry"
         health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
         ports = ("--publish=127.0.0.1::5000", "--env=ROCSTACK_SERVICE=registry")
-        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, password_of_nodes, *health)
+        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, *health)
 
     def start(self) -> None:
         engine("run", *self.flags(), self.image)
@@ -86,7 +86,7 @@ def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "certs/ca.crt").write_text(ca)
     (folder / "password").write_text(password + "\n")
     many = "".join(f"n{each}:{secrets.token_hex(32)}\n" for each in range(100))
-    (folder / "pull").write_text(f"{many}node:{pull}\nother-node.example:{pull[::-1]}\n")
+    (folder / "registry/accounts").write_text(f"{many}node:{pull}\nother-node.example:{pull[::-1]}\n")
     words = {
         name: {"auth": base64.b64encode(login.encode()).decode()}
         for name, login in ((PULLS, f"node:{pull}"), (PUSHES, f"rocstack:{password}"))
@@ -124,6 +124,28 @@ def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
     assert registry.ask("/v2/", registry.pull, user="n1") == 401
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
         urllib.request.urlopen(f"https://{registry.address}/v2/", timeout=20)
+
+
+def test_a_node_comes_and_another_goes_while_it_runs(registry: Registry) -> None:
+    """As an order writes the file: another one in its place. A line that is no account changes nothing."""
+    file, new = registry.folder / "registry/accounts", secrets.token_hex(32)
+    before, started = file.read_text(), engine("inspect", "--format={{.State.StartedAt}}", registry.node.name).stdout
+
+    def take(text: str) -> int:
+        (registry.folder / "next").write_text(text)
+        (registry.folder / "next").rename(file)
+        return registry.node.run("rocstack-registry-accounts", check=False).returncode
+
+    assert take(f"node:{registry.pull}\nn1000:{new}\n") == 0
+    assert registry.ask("/v2/", new, user="n1000") == 200
+    assert registry.ask("/v2/", registry.pull) == 200
+    assert registry.ask("/v2/", registry.pull[::-1], user="other-node.example") == 401
+    assert take("n1:short\n") == 2
+    assert registry.ask("/v2/", new, user="n1000") == 200
+    assert take(before) == 0
+    assert registry.ask("/v2/", new, user="n1000") == 401
+    assert engine("inspect", "--format={{.State.StartedAt}}", registry.node.name).stdout == started
+    assert registry.node.run("ls", "/run/rocstack/registry").stdout.split().count("node") == 1
 
 
 def test_push_and_pull_and_what_outlives_the_container(registry: Registry) -> None:
@@ -189,14 +211,14 @@ def test_it_is_no_roots_and_tells_no_password(registry: Registry) -> None:
 
 @pytest.mark.parametrize("line", ["n2:short", "no account at all", ":an-account-without-a-name", "n2"])
 def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path: Path, line: str) -> None:
-    (tmp_path / "password").write_text(f"n1:{registry.pull}\n{line}\n")
-    mounts = (f"--volume={registry.folder / 'registry'}:/etc/rocstack/registry:ro",)
+    copied = shutil.copytree(registry.folder / "registry", tmp_path / "registry")
+    (copied / "accounts").write_text(f"n1:{registry.pull}\n{line}\n")
+    mounts = (f"--volume={copied}:/etc/rocstack/registry:ro",)
     flags = (
         "--rm",
         "--env=ROCSTACK_SERVICE=registry",
         *mounts,
         f"--volume={registry.folder / 'password'}:/run/secrets/registry",
-        f"--volume={tmp_path / 'password'}:/run/secrets/registry-pull",
     )
     done = engine("run", *flags, registry.image, check=False)
     assert done.returncode == 2

@@ -1,7 +1,8 @@
 """`rocstack deploy`, `rollback` and `down`: the images on the nodes, as a running Slurm cluster; and off them."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 from rocstack.base.text import count
 from rocstack.cli.command import Answer, Force, Yes, command, confirmed
@@ -18,27 +19,27 @@ def deploy(choice: DeployOptions, plan: PlanOnly = False) -> Answer:
 
     Exit code 1: some nodes could not be changed; they are named, and the others are done.
     """
-    from rocstack.steps import deploy as steps
-
-    yield from _shown(steps.plan_deploy if plan else steps.deploy, choice)
+    yield from _shown("plan_deploy" if plan else "deploy", choice)
 
 
 @command("rocstack rollback inventory.yml")
 def rollback(choice: RollbackOptions, plan: PlanOnly = False) -> Answer:
     """Return to the last verified release before the current one, by digest. The nodes still have its images."""
-    from rocstack.steps import deploy as steps
-
-    yield from _shown(steps.plan_rollback if plan else steps.rollback, choice, say)
+    yield from _shown("plan_rollback" if plan else "rollback", choice, say)
 
 
-def _shown(step: Callable[..., Any], choice: object, *note: Callable[[str], None]) -> Answer:
-    from rocstack.cli.nodes_display import NodesDisplay, show_outcome, show_plan
-    from rocstack.steps.deploy import DeployPreview, log_file
+def _shown(step: str, choice: DeployOptions | RollbackOptions, *note: Callable[[str], None]) -> Answer:
+    from rocstack.deploy.read.inventory import asked_ahead
 
-    with NodesDisplay() as events:
-        result = step(choice, events, *note)
+    # The import of a deploy takes as long as Ansible takes to read the inventory.
+    with asked_ahead(choice.inventory or Path(settings(choice).inventory).expanduser()):
+        from rocstack.cli.nodes_display import NodesDisplay, show_outcome, show_plan
+        from rocstack.steps import deploy as steps
+
+        with NodesDisplay() as events:
+            result = getattr(steps, step)(choice, events, *note)
     yield result
-    show_plan(result) if isinstance(result, DeployPreview) else show_outcome(result, log_file())
+    show_plan(result) if isinstance(result, steps.DeployPreview) else show_outcome(result, steps.log_file())
 
 
 @command("rocstack down inventory.yml")

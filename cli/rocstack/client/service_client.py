@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
+from rocstack.base.server_address import LOOPBACK
 from rocstack.client import requests
 from rocstack.client.answers import (
     JobEventAnswer,
@@ -38,6 +39,9 @@ def _trust(ca: str | Path | None) -> ssl.SSLContext | bool:
 
 
 def _options(url: str, token: str, ca: str | Path | None) -> dict[str, Any]:
+    asked = httpx.URL(url)
+    if asked.scheme == "http" and asked.host not in LOOPBACK:
+        raise ValueError(f"{url}: the token would go over the network in the clear: use https")
     head = {"Authorization": f"Bearer {token}"}
     return {
         "base_url": url.rstrip("/").removesuffix("/v1"),
@@ -70,7 +74,11 @@ class ServiceClient:
     def __init__(
         self, url: str, token: str, *, ca: str | Path | None = None, transport: httpx.BaseTransport | None = None
     ) -> None:
-        """`ca`: file with the cluster's CA (PEM)."""
+        """`ca`: file with the cluster's CA (PEM).
+
+        Raises:
+            ValueError: the token would go to another host without TLS.
+        """
         self._http = httpx.Client(**_options(url, token, ca), transport=transport)
 
     def __enter__(self) -> Self:

@@ -137,13 +137,15 @@ def keep(
             before = folder / file
             if _INDEX.fullmatch(before.name) and before.exists() and before.read_bytes() != (fresh / file).read_bytes():
                 raise BadInput.of("kept-other-state", folder)
+            if not before.parent.resolve().is_relative_to(folder.resolve()):  # by a link that lies in the folder
+                raise BadInput.of("kept-leads-out", before)
         new = 0
         for file in _files(fresh):
             new += not (folder / file).exists()
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(fresh / file, folder / file)
         for place in own[1:]:
-            _link(folder / MIRROR / place, folder / MIRROR / own[0])
+            _link((folder / MIRROR).resolve(), place, own[0])
     found = [folder / file for file in _files(folder)]
     kinds = [PurePosixPath(each.relative_to(folder)).parts[0] for each in found]
     debs = sum(each.suffix == ".deb" for each in found)
@@ -208,8 +210,12 @@ def _places(lines: Iterable[str]) -> list[PurePosixPath]:
     return [each for each in paths if each.parts and not each.is_absolute() and ".." not in each.parts]
 
 
-def _link(place: Path, first: Path) -> None:
-    """Several hosts of the base stand for one mirror: what came from it is found below each of them."""
+def _link(mirror: Path, own: PurePosixPath, of: PurePosixPath) -> None:
+    """Several hosts of the base stand for one mirror: what came from it is found below each of them. Below a link of
+    before, this one would lie elsewhere, and lead out of the folder from there."""
+    place, first = mirror / own, mirror / of
+    if place.parent.resolve() != place.parent or first.resolve() != first:
+        return
     if not first.is_dir() or place.is_symlink() or place.is_relative_to(first) or first.is_relative_to(place):
         return
     if place.is_dir():  # kept before without that mirror

@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from elftools.elf.elffile import ELFFile
-from elftools.elf.hash import ELFHashTable
-
 LONGEST_CONSTRUCTOR = 1024  # bytes; a compiled PROVIDER_DRIVER has 16 (-O2) to 40 (-O0)
 STUB_SIZE = 16  # bytes of a PLT entry
 # x86_64: rdi, directly or by rax, gets an address (lea) or what a slot holds (mov); then a call or a jump.
@@ -47,6 +44,8 @@ class SharedLibrary:
     """A shared library as the loader maps it: by address, whatever its section headers say."""
 
     def __init__(self, data: bytes) -> None:
+        from elftools.elf.elffile import ELFFile  # slow, and most who import this module read no library
+
         self.data = data
         self.loads: list[Segment] = []
         self.constant: list[tuple[int, int]] = []  # ranges that are read-only once the loader is done
@@ -182,6 +181,7 @@ class SharedLibrary:
 
     def versions(self, *, defined: bool) -> Iterator[tuple[str, str]]:
         """(library, symbol version): those defined here, or those needed from other libraries."""
+        from elftools.elf.hash import ELFHashTable
 
         def version(offset: int, digest: int) -> str:
             if ELFHashTable.elf_hash(self.name(offset)) != digest:  # the loader compares both

@@ -28,6 +28,7 @@ TIMEOUT_S = 2.0  # seconds for a name or an address of the network
 LARGEST_FILE = 1 << 20  # bytes of a file of ours
 ETC, STATE, JOURNAL = "/etc/rocstack", "/var/lib/rocstack/node.json", "/var/lib/rocstack/deploy.json"
 FENCE = "/var/lib/rocstack/" + cluster_lock.FENCE
+UNDER_WAY = "/var/lib/rocstack/under-way"  # apply's mark
 DAEMONS = re.compile(r"(slurmctld|slurmd|slurmdbd|slurmrestd|munged)(-wlm)?")
 LISTENS = "0A"
 Processes = Dict[int, Tuple[str, int]]  # noqa: UP006  (pid -> name and parent; evaluated by Python 3.8)
@@ -227,6 +228,7 @@ def collect_facts(
         "state": json_file(STATE, unread),
         "journal": json_file(JOURNAL, unread),
         "fence": fence(),
+        "unfinished": os.path.lexists(UNDER_WAY),
         "files": written_files(unread),
         "ports": listening_services(ports, known, services),
         "daemons": foreign_daemons(known, services),

@@ -49,6 +49,9 @@ class Key:
         der = base64.b64decode(found.group(1)) if found else b""
         if not der.startswith(_P256) or len(der) != len(_P256) + 65:
             raise ValueError("it is no public key for ECDSA P-256 in PEM")
+        # Written anew: openssl may read a text otherwise than Python, and must see the key of this fingerprint.
+        text = base64.b64encode(der).decode()
+        pem = f"-----BEGIN PUBLIC KEY-----\n{text[:64]}\n{text[64:]}\n-----END PUBLIC KEY-----\n"
         parts = (b"ecdsa-sha2-nistp256", b"nistp256", der[len(_P256) :])
         blob = b"".join(struct.pack(">I", len(part)) + part for part in parts)
         return cls(pem, "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("="))

@@ -23,7 +23,7 @@ REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous
 MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 MOST_EVENT = 64 << 20  # bytes of one event
 LONGEST = 255  # characters of a model's name
-EVENTS = "text/event-stream"
+EVENTS, UNKNOWN = "text/event-stream", "application/octet-stream"
 _MODEL = rb'("model"\s*:\s*)'
 _DONE = b"data: [DONE]"
 _LAST = (_DONE, b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
@@ -133,6 +133,7 @@ async def forward(
         answer = await unless_gone(request, engine.client.send(sent, stream=True))
         stack.push_async_callback(answer.aclose)
         kind = answer.headers.get("content-type", "application/json")
+        kind = kind if kind.isascii() else UNKNOWN  # another one can't be said on
         if kind.startswith(EVENTS):
             body = _events(engine, _until(stopping, answer.aiter_raw()), names, path, stack, most)
             return StreamingResponse(body, answer.status_code, media_type=kind, headers={"Cache-Control": "no-cache"})

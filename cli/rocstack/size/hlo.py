@@ -21,7 +21,7 @@ _BITS = {"pred": 8, "token": 0}
 _HEAD = re.compile(r"(ENTRY )?%([\w.\-]{1,300}) \{")
 _LINE = re.compile(r"%[\w.\-]{1,300} = (.*?) ?\b([a-z][a-z0-9\-]{1,40})\(\)(?:, (.*))?")
 _CALLS = re.compile(
-    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[\w.\-]+)"
+    r"\b(?:calls|to_apply|body|branch_computations|true_computation|false_computation)=(\{[^{}]*\}|%[\w.\-]+)"
 )
 _TRIPS = re.compile(r"\btrips=([0-9]{1,9})\b")
 _IOTA = re.compile(r"replica_groups=\[(\d{1,8}),(\d{1,8})\]<=\[([\d,]{1,100})\](?:T\(([\d,]{1,50})\))?")
@@ -205,6 +205,8 @@ def _size(kind: str, started: bool, text: str, ranks: int) -> int:
     """Bytes that are gathered, summed up or sent."""
     parts = _parts(text)
     if started and kind != "all-reduce" and isinstance(parts, list):
+        if not parts:
+            raise ValueError("a collective of nothing")
         parts = parts[1] if len(parts) > 1 else parts[0]
     size = _bytes(parts)
     return size * ranks if kind == "reduce-scatter" else size
@@ -218,6 +220,8 @@ def _parts(text: str) -> Parts:
     stack: list[list[Parts]] = [[]]
     for match in _PART.finditer(text):
         if match[0] == "(":
+            if len(stack) > MOST_DEPTH:
+                raise ValueError("a type's brackets are nested without end")
             stack.append([])
         elif match[0] == ")":
             if len(stack) < 2:

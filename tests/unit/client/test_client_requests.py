@@ -27,7 +27,7 @@ def test_reads_are_tried_again_and_changes_are_not(monkeypatch: pytest.MonkeyPat
             raise httpx.ReadError("reset", request=request)
         return httpx.Response(503, json={"error": {"message": "away", "code": "slurm-away", "param": None}})
 
-    with ServiceClient("http://x", "t", transport=httpx.MockTransport(answer)) as client:
+    with ServiceClient("https://x", "t", transport=httpx.MockTransport(answer)) as client:
         assert client.me()["id"] == "alice"
         with pytest.raises(RequestFailed, match="away"):
             client.submit("mine")
@@ -42,6 +42,15 @@ def test_what_is_no_answer_of_the_service() -> None:
                 client.cancel("job-1")
             assert (refused.value.status, refused.value.code) == (0, "no-answer")
     page = httpx.MockTransport(lambda _: httpx.Response(502, text="<html>"))
-    with ServiceClient("http://x", "t", transport=page) as client, pytest.raises(RequestFailed) as refused:
+    with ServiceClient("https://x", "t", transport=page) as client, pytest.raises(RequestFailed) as refused:
         client.nodes()
     assert (refused.value.status, refused.value.code) == (502, "no-answer")
+
+
+@pytest.mark.parametrize("kind", [ServiceClient, AsyncServiceClient])
+def test_no_token_goes_to_another_host_in_the_clear(kind: type[ServiceClient] | type[AsyncServiceClient]) -> None:
+    for url in ("http://c1:8443", "HTTP://c1", "http://127.0.0.1.example.org/v1"):
+        with pytest.raises(ValueError, match="use https"):
+            kind(url, "t")
+    for url in ("https://c1:8443/v1", "http://127.0.0.1:8000", "http://[::1]:8000"):
+        kind(url, "t")

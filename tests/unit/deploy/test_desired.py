@@ -18,6 +18,7 @@ from rocstack.cluster.cgroup import SECCOMP
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.plan import plan, secrets, services
 from rocstack.deploy.plan.desired import DesiredCluster
 from rocstack.deploy.read import facts
@@ -225,15 +226,30 @@ def test_each_node_has_an_account_of_its_own_at_each_registry() -> None:
 
 
 def test_a_node_that_has_left_loses_its_account() -> None:
-    """And the registry starts anew with the file: it reads it when it starts."""
+    """While the registry runs on: it takes the file over, as it does for a node that is new."""
     nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
     plain = wanted(nodes)
     left = dataclasses.replace(
         plain, inventory=dataclasses.replace(plain.inventory, workers=plain.inventory.workers[:2])
     )
     assert set(accounts(plain, "n1")) - set(accounts(left, "n1")) == {"n3"}
-    (store,) = (each for each in left.node_specs()["n1"].containers if each.name == services.STORE)
-    assert services.REGISTRY_PULL in store.reads
+    before, after = (each.node_specs()["n1"] for each in (plain, left))
+    assert before.digests()[services.STORE] == after.digests()[services.STORE]
+    (store,) = (each for each in after.containers if each.name == services.STORE)
+    assert services.REGISTRY_PULL not in store.reads
+    folder = services.REGISTRY_PULL.rpartition("/")[0]
+    assert f"--volume={folder}:{folder}:ro" in store.args, "a mounted file would stay the one that it was"
+    assert services.TAKE_ACCOUNTS in after.commands
+    assert services.TAKE_ACCOUNTS not in after.part(("worker",)).commands
+
+
+def test_an_order_that_was_cut_off_is_finished() -> None:
+    """Its files are as they should be, but what takes them over in running daemons may not have run."""
+    desired = wanted({"n1": {}, "n2": {}, "n3": {}})
+    spec = NodeSpec(files=desired.node_specs()["n1"].files)
+    there = desired.control.model_copy(update={"files": {file.path: file.sha256 for file in spec.files}})
+    assert plan.changes(spec, there) == ()
+    assert [each.kind for each in plan.changes(spec, there.model_copy(update={"unfinished": True}))] == ["file"]
 
 
 def test_registries_and_their_ports() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -353,6 +354,28 @@ def test_a_program_ends_when_we_are_stopped(place: Path) -> None:
     while asked.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not asked.exists()
+
+
+def test_what_is_asked_ahead_is_asked_once_and_ends_with_who_asked(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sleep` stands for an inventory that is a program, which somebody stops before it has answered."""
+    Path("inv.yml").write_text(GOOD)
+    asks = place / "asks"
+    groups = {"all": {"children": ["control", "workers"]}, "control": {"hosts": ["c1"]}, "workers": {"hosts": ["w1"]}}
+    listing = json.dumps({"_meta": {"hostvars": {"c1": {}, "w1": {}}}, **groups})
+    asks.write_text(f"#!/bin/sh\necho $$ >> {place}/pids\n[ ! -e {place}/slow ] || sleep 600\necho '{listing}'\n")
+    asks.chmod(0o755)
+    monkeypatch.setattr(ansible, "program", lambda name: (str(asks), dict(os.environ)))
+    with inventory.asked_ahead(Path("inv.yml")):
+        found = inventory.load(place / "inv.yml")
+    assert [host.name for host in found.nodes] == ["c1", "w1"]
+    assert len((place / "pids").read_text().split()) == 1
+    (place / "slow").touch()
+    with inventory.asked_ahead(Path("inv.yml")):  # and nobody takes the answer: something else was wrong
+        while len(pids := (place / "pids").read_text().split()) < 2:
+            time.sleep(0.01)
+    assert not Path(f"/proc/{pids[1]}").exists()
 
 
 def test_no_port() -> None:

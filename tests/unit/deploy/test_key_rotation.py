@@ -105,7 +105,7 @@ def test_no_node_gets_a_key_that_it_has_no_use_for() -> None:
     desired = wanted(nodes)
     claims = SimpleNamespace(name=services.STORE)
     gathered: Any = SimpleNamespace(
-        node=lambda name: SimpleNamespace(container=lambda which: claims), address=desired.facts.address
+        node=lambda name: SimpleNamespace(name=name, container=lambda which: claims), address=desired.facts.address
     )
     rack = dataclasses.replace(HOSTS[1], rack_registry="10.0.0.2:5443")
     for inventory, serving in (
@@ -179,3 +179,25 @@ def test_a_container_is_the_same_with_new_keys_but_not_one_that_is_older_than_it
         facts: Any = SimpleNamespace(container=lambda name: running)
         made = list(plan._of_container(spec, digest, changed, facts))
         assert [change.kind for change in made] == ([kind] if kind else [])
+
+
+def test_a_registry_of_an_older_rocstack_is_deployed_anew_first(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passwords lie where nothing would replace them. What a worker says that it runs is no reason."""
+    desired = wanted({"n1": {}, "n2": {}, "n3": {}})
+    inventory = dataclasses.replace(desired.inventory, path=file.parent / "inventory.yml")
+
+    def node(name: str, files: dict[str, str]) -> Any:
+        engine = SimpleNamespace(problem="")
+        has = lambda which: which  # noqa: E731
+        return SimpleNamespace(name=name, files=files, state=SimpleNamespace(keys={}), container=has, engine=engine)
+
+    nodes = {name: node(name, {}) for name in ("n1", "n2", "n3")}
+    gathered = SimpleNamespace(
+        node=nodes.get, nodes=[*nodes.values()], failures=(), address=desired.facts.address, ssh_hosts={}
+    )
+    monkeypatch.setattr(rotation.facts, "gather", lambda *_, **__: gathered)
+    runs = NodeRuns(inventory.path, file.parent / "log", DeployEvents())
+    with pytest.raises(CheckFailed) as caught:
+        rotation.rotate(inventory, runs)
+    assert caught.value.code == "rotation-registry-older"
+    assert "of n1" in caught.value.what

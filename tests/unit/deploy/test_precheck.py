@@ -33,7 +33,13 @@ from rocstack.stack import component
 ROOT = Path(__file__).resolve().parents[3]
 DATA = Path(__file__).parents[1] / "data"
 CASES = sorted(file.stem for file in (DATA / "precheck").glob("*.yml"))
-LABELS = {"stack": "debian-13", "gfx": "gfx942", "component.slurm": "24.11.5", "component.rocm": "6.1.2"}
+LABELS = {
+    "stack": "debian-13",
+    "gfx": "gfx942",
+    "component.slurm": "24.11.5",
+    "component.rocm": "6.1.2",
+    "registry": "accounts",
+}
 MODEL = "/sys/devices/virtual/rocstack/model"
 
 
@@ -96,7 +102,8 @@ def placed(value: Any) -> Any:
 def image(role: str, given: Any, labels: dict[str, str]) -> Image:
     nic = gate_cases.labels(given) if isinstance(given, str) else {LABEL_PREFIX + "nic": "tcp"}
     own = given if isinstance(given, dict) else {}
-    all_labels = {**nic, **{LABEL_PREFIX + key: value for key, value in {**LABELS, "role": role, **labels}.items()}}
+    own_labels = {**LABELS, "role": role, **labels}
+    all_labels = {**nic, **{LABEL_PREFIX + key: value for key, value in own_labels.items() if value is not None}}
     return Image(
         role, f"sha256:{role}", f"rocstack/{role}:1", all_labels, own.get("size", 0), tuple(own.get("layers", ()))
     )
@@ -134,6 +141,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
         uids=data.get("uids", {}),
         layer_bytes=layers,
         ports=data.get("ports", {}),
+        registries=tuple(data.get("registries", ())),
         rehearsal=data.get("rehearsal", False),
         require=data.get("require"),
         insist=data.get("insist", True),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstack.base.errors import CheckFailed
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.image import kept_packages as kept
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.site import Site
@@ -187,3 +187,26 @@ def test_what_another_run_is_bringing_stays(world: World, monkeypatch: pytest.Mo
     monkeypatch.setattr(kept, "_from_mirror", mirror)
     world.keep()
     assert len(world.places) == 2
+
+
+def test_a_base_image_writes_nowhere_else(world: World, tmp_path: Path) -> None:
+    """It names its mirrors so that the second link lies below the first, and from there leads out of the folder. The
+    next time it sends a file through that one."""
+    mine = tmp_path / "keys/authorized"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    world.files |= {"own": b"keys\na/b/c\na/b/c/d\n", "mirror/keys/x": b""}
+    world.keep()
+    world.files |= {"own": b"keys\n", "mirror/keys/d/authorized": b"its own"}
+    world.keep()
+    assert mine.read_text() == "mine"
+    links = [each for each in world.folder.rglob("*") if each.is_symlink()]
+    assert links
+    assert all(each.resolve().is_relative_to(world.folder.resolve()) for each in links)
+    out = world.folder / "mirror/out"
+    out.symlink_to("../../keys")  # as an older rocstack would have made it
+    world.files |= {"mirror/out/authorized": b"its own"}
+    with pytest.raises(BadInput) as caught:
+        world.keep()
+    assert caught.value.code == "kept-leads-out"
+    assert mine.read_text() == "mine"

@@ -87,6 +87,16 @@ def test_where_nobody_is_the_next_one_can_be_asked(error: Exception) -> None:
     assert asked.doubts == ["doubt"]
 
 
+def test_a_kind_of_answer_that_no_header_can_say() -> None:
+    """A person's own server can call its answer anything."""
+    request = Request({"type": "http", "method": "POST", "path": CHAT, "headers": []}, stays)
+    kind = {"content-type": "application/json; \u2603".encode()}
+    asked = engine(httpx.Response(200, headers=kind, stream=Pieces(b"{}")))
+    stack = AsyncExitStack()
+    found = asyncio.run(proxy.forward(asked, request, ModelRequest("a", False, {}), Names("a", "a"), stack))
+    assert (found.headers["content-type"], found.body) == (proxy.UNKNOWN, b"{}")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_events_are_whole_however_they_come(size: int) -> None:
     sent = event(model="a", n=1) + b"\n" + event(model="a", n=2) + b"data: [DONE]\n\n"

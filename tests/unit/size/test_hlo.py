@@ -167,6 +167,8 @@ def test_a_step_of_one_gpu() -> None:
         ["ENTRY %main {", "%a = f32[1] collective-permute(), source_target_pairs={{0,1,2}}", "}"],
         ["ENTRY %main {", "%a = (f32[1] all-reduce(), replica_groups={{0,1}}", "}"],
         ["ENTRY %main {", "%a = f999999[1] all-reduce(), replica_groups={{0,1}}", "}"],
+        ["ENTRY %main {", "%a = () all-gather-start(), replica_groups={{0,1}}", "}"],
+        ["ENTRY %main {", f"%a = {'(' * 5000}f32[1]{')' * 5000} all-reduce(), replica_groups={{{{0,1}}}}", "}"],
         ["%a {", "%c = call(), to_apply=%b", "}", "%b {", "%c = call(), to_apply=%a", "}",
          "ENTRY %main {", "%c = call(), to_apply=%a", "}"],
         ["%a {", "%r = f32[1] all-reduce(), replica_groups={{0,1}}", "}",
@@ -177,3 +179,9 @@ def test_a_step_of_one_gpu() -> None:
 def test_what_is_no_such_text(lines: list[str]) -> None:
     with pytest.raises(ValueError, match=r"^[a-z]"):
         read(lines)
+
+
+def test_a_line_that_never_closes_a_bracket_is_read_once() -> None:
+    """And not from each of its brackets to its end."""
+    assert hlo._CALLS.findall("body={" * 200_000) == []
+    assert hlo._CALLS.findall("body={%a, calls={%b}") == ["{%b}"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 
 from rocstack.base.levels import HARDWARE
+from rocstack.base.text import listed
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
@@ -14,6 +15,7 @@ from rocstack.node.gate import FRAMEWORKS, UNFIT, UNKNOWN, judge
 from rocstack.stack import gpus, rules
 
 IN_TREE = "in-tree"
+REGISTRY = "accounts"  # how a control image's registry knows who pulls: templates/components/registry.j2
 
 
 def _judged(result: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
@@ -107,6 +109,14 @@ def images_differ(scope: Scope) -> Iterator[Values]:
     worker, control = scope.images["worker"].label("stack"), scope.images["control"].label("stack")
     if worker and control and worker != control:
         yield {"worker": worker, "control": control}
+
+
+@cluster_rule
+def registry_older(scope: Scope) -> Iterator[Values]:
+    """A registry that knows another kind of accounts would refuse every pull, after its predecessor is gone."""
+    image = scope.images["control"]
+    if scope.registries and image.label("registry") != REGISTRY:
+        yield {"image": image.name, "nodes": listed(scope.registries)}
 
 
 @cluster_rule

@@ -125,14 +125,18 @@ class DesiredCluster:
         return f"{self.control_address}:{self.cluster.ship.port}"
 
     @cached_property
+    def registries(self) -> dict[str, int]:
+        """Node -> port of the registry that it runs from the control image."""
+        own = {self.inventory.control.name: self.cluster.ship.port} if self.has_registry else {}
+        return own | {mirror.node: mirror.port for mirror in self.mirrors if mirror.node}
+
+    @cached_property
     def ports(self) -> dict[str, dict[int, str]]:
         """Node -> ports that it needs beside those of its roles, and what for."""
         control, rest = self.inventory.control.name, self.cluster.rest.port
-        registries = {control: self.cluster.ship.port} if self.has_registry else {}
-        registries |= {mirror.node: mirror.port for mirror in self.mirrors if mirror.node}
         result = {
             name: {port: "image registry", push_port(port): "pushes to the image registry"}
-            for name, port in registries.items()
+            for name, port in self.registries.items()
         }
         if rest:
             result.setdefault(control, {})[rest] = "slurmrestd by https"
@@ -194,6 +198,7 @@ class DesiredCluster:
             containers.append(services.database(control.id, serves=self.cluster.service is not None))
             if self.has_registry:
                 containers.append(services.registry(control.id, self.cluster.ship.port))
+                commands.append(services.TAKE_ACCOUNTS)
             containers.append(services.controller(host.name, control.id, mounts, self.cluster.rest.port))
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
             if self.cluster.service:
@@ -213,6 +218,7 @@ class DesiredCluster:
                 files += registry_files(keys, host.name, self.inventory, self.mirrors)
                 files += self._server_files(host.name, {mirror.host, self.facts.address(host), host.name})
                 containers.append(services.registry(control.id, mirror.port))
+                commands.append(services.TAKE_ACCOUNTS)
                 images.append(control)
         # One that waits to be replaced counts with its successor.
         ours = {each.name.removesuffix(OLD) for each in facts.containers if each.service} & {*services.SERVICE_OF}

@@ -23,6 +23,7 @@ class Scope:
     uids: name -> number of the users in the images.
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
     ports: node -> ports that it needs beside those of its roles, and what for.
+    registries: nodes that run a registry from the control image.
     rehearsal: whether real nodes may get a rehearsal image.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
@@ -41,6 +42,7 @@ class Scope:
     uids: Mapping[str, int] = field(default_factory=dict)
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     ports: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    registries: tuple[str, ...] = ()
     rehearsal: bool = False
     require: int | None = None
     insist: bool = True

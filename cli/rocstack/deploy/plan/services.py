@@ -12,10 +12,11 @@ from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD, push_port
 
 KEYS = "/etc/rocstack/keys"
 MUNGE_KEY, JWT_KEY, DATABASE = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database"))
-REGISTRY, REGISTRY_PULL = (f"{KEYS}/{name}" for name in ("registry", "registry-pull"))  # passwords of its accounts
+REGISTRY = f"{KEYS}/registry"  # the password of the account that pushes
 SLURM = "/etc/rocstack/slurm"
 TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
+REGISTRY_PULL = f"{TLS}/accounts"  # those of the nodes; in a mounted folder, so that a running registry sees a new one
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
 SERVICE = "/etc/rocstack/service"
@@ -26,6 +27,7 @@ API = "rocstack-service"
 SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE, "service": API}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}
 CONTAINERS = {"control": (API, DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
+TAKE_ACCOUNTS = (STORE, "rocstack-registry-accounts")  # the registry runs on meanwhile
 VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
 _PRIVILEGES = (*privileges.LEAST, *privileges.SERVICE)
 SERVICE_MEMORY = "4g"  # what strangers and people make it hold ends the service, and not Slurm's controller beside it
@@ -43,9 +45,8 @@ def registry(image: str, port: int) -> ContainerSpec:
         "--volume=rocstack-registry:/var/lib/registry",
         f"--volume={TLS}:{TLS}:ro",
         f"--volume={REGISTRY}:/run/secrets/registry:ro",
-        f"--volume={REGISTRY_PULL}:/run/secrets/registry-pull:ro",
     )
-    return ContainerSpec(STORE, "registry", image, args, reads=(*SERVER, REGISTRY, REGISTRY_PULL))
+    return ContainerSpec(STORE, "registry", image, args, reads=(*SERVER, REGISTRY))
 
 
 def database(image: str, *, serves: bool = False) -> ContainerSpec:

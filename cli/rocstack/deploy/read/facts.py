@@ -131,6 +131,7 @@ class FactsAnswer(Value):
     user: User
     state: DeployedState | None
     journal: dict[str, Any] | None  # /var/lib/rocstack/deploy.json
+    unfinished: bool = False  # an order was cut off: what had to follow a change may be missing
     fence: int = 0  # the largest number of the cluster's lock of which it heard
     files: dict[str, str]  # path -> sha256, below /etc/rocstack
     ports: dict[str, Listener]

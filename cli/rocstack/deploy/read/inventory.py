@@ -7,12 +7,12 @@ import signal
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput, Where, did_you_mean
+from rocstack.base.errors import BadInput, Missing, Where, did_you_mean
 from rocstack.base.text import plain
 from rocstack.deploy.read import inventory_text, inventory_values
 from rocstack.deploy.read.inventory_text import InventoryText
@@ -155,6 +155,25 @@ def registry_port(registry: str) -> int:
     return int(registry.partition(":")[2] or _HTTPS)
 
 
+_asked: dict[Path, subprocess.Popen[str]] = {}  # what Ansible reads ahead
+
+
+@contextmanager
+def asked_ahead(path: Path) -> Iterator[None]:
+    """Ansible begins to read the inventory now, while the command that needs it is still being imported: `load` takes
+    the answer, once. What is wrong with it, or that Ansible isn't installed, says `load`."""
+    key, process = path.absolute(), None
+    if path.exists():
+        with suppress(Missing):
+            process = _asked[key] = _asking(key)
+    try:
+        yield
+    finally:
+        _asked.pop(key, None)
+        if process and process.poll() is None:
+            _end(process)
+
+
 def load(path: Path) -> Inventory:
     """Reads and checks an inventory; no node is touched.
 
@@ -164,9 +183,8 @@ def load(path: Path) -> Inventory:
     """
     if not path.exists():
         raise BadInput.of("no-inventory", inventory=path)
-    program, env = ansible.program("ansible-inventory")
-    command = [program, "-i", str(path.absolute()), "--list"]
-    done = _ended_with_us(command, env)
+    key = path.absolute()
+    done = _ended_with_us(_asked.pop(key) if key in _asked else _asking(key))
     text = inventory_text.read(path)
     text.refuse_lost()
     if done.returncode:
@@ -208,20 +226,28 @@ def _cause(text: InventoryText, host: InventoryHost, why: str) -> Where:
     return text.of(host.name)
 
 
-def _ended_with_us(command: list[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """With all that it has started: an inventory may be a program, which asks somebody who doesn't answer."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
+def _asking(path: Path) -> subprocess.Popen[str]:
+    program, env = ansible.program("ansible-inventory")
+    command, pipe = [program, "-i", str(path), "--list"], subprocess.PIPE
+    return subprocess.Popen(
         command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, process_group=0
     )
+
+
+def _ended_with_us(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """With all that it has started: an inventory may be a program, which asks somebody who doesn't answer."""
     try:
         said, complaints = process.communicate()
     except BaseException:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
         raise
-    return subprocess.CompletedProcess(command, process.returncode, said, complaints)
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complaints)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def of_listing(

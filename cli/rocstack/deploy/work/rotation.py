@@ -13,7 +13,7 @@ from rocstack.deploy.plan.desired import registry_files, service_database
 from rocstack.deploy.plan.key_rotation import ROTATED
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal
-from rocstack.deploy.read.facts import Gathered
+from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import locks
 from rocstack.edge.locks import Sign, unsigned
@@ -59,6 +59,10 @@ def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> 
     if not rotation.begun and (control is None or state is None or control.container(services.CONTROL) is None):
         raise BadInput.of("rotation-undeployed", node=inventory.control.name)
     rotation.check(state.keys if state else {})
+    registries = {} if rotation.begun else _registries(inventory, gathered)
+    # The file of one that an older rocstack deployed lies elsewhere: its old passwords would go on opening it.
+    if older := [name for name, node in registries.items() if services.REGISTRY_PULL not in node.files]:
+        raise CheckFailed.of("rotation-registry-older", nodes=", ".join(older))
     entry = {"command": "rotate-keys", "nodes": [host.name for host in inventory.nodes]}
     fence = max(node.fence for node in gathered.nodes)
     ssh_host, lock = gathered.ssh_hosts[inventory.control.name], journal.lock(resume="rocstack rotate-keys")
@@ -75,6 +79,13 @@ def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> 
     return RotationOutcome(tuple(rows), failed, rotation.begun)
 
 
+def _registries(inventory: Inventory, gathered: Gathered) -> dict[str, NodeFacts]:
+    """The nodes that run one: only the inventory gives a node a registry, whatever it says of itself."""
+    racks = {str(each.node) for each in inventory.rack_registries(gathered.address) if each.node}
+    nodes = {name: gathered.node(name) for name in sorted({inventory.control.name} | racks)}
+    return {name: node for name, node in nodes.items() if node is not None and node.container(services.STORE)}
+
+
 def orders(inventory: Inventory, gathered: Gathered, keys: Secrets) -> dict[str, dict[str, Any]]:
     """What each node gets: no node a key that it has no use for, whatever it says of itself."""
     control = [
@@ -82,11 +93,9 @@ def orders(inventory: Inventory, gathered: Gathered, keys: Secrets) -> dict[str,
         FileSpec(services.DATABASE, keys.database_password.encode(), 0o400),
     ]
     racks = [each for each in inventory.rack_registries(gathered.address) if each.node]
-    rows = {}
+    rows, registries = {}, _registries(inventory, gathered)
     for host in inventory.nodes:
-        node, controls = gathered.node(host.name), host == inventory.control
-        may = controls or host.name in {each.node for each in racks}
-        serves = may and node is not None and node.container(services.STORE) is not None
+        node, controls, serves = gathered.node(host.name), host == inventory.control, host.name in registries
         files = [*(control if controls else []), *(registry_files(keys, host.name, inventory, racks) if serves else [])]
         if controls and node is not None and node.container(services.API) is not None:
             files.append(service_database(keys))

@@ -30,46 +30,55 @@ def html(run: Run, previous: Run | None = None) -> str:
     judged, drawn = verdict.judge(run), drawings.read(run)
     nodes = _nodes(judged)
     states: Counter[str] = Counter(result.state for result in run.results)
-    environment = Environment(
+    text = (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            run=run,
+            verdict=judged,
+            mood=_mood(run, judged),
+            when=_when(run.when),
+            counts=[(state, states[state]) for state in WORDS if states[state]],
+            levels=LEVELS,
+            models=sorted({node.virtual for node in run.nodes if node.virtual}),
+            failures=list(failures.failures(run)),
+            nodes=nodes[:ROWS],
+            nodes_unsaid=max(len(nodes) - ROWS, 0),
+            passing=verdict.folded(judged.names("passing"), 2000),
+            slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
+            table=matrix.table(run),
+            kinds=list(matrix.kinds(run)),
+            heatmaps=[
+                (result, map)
+                for result, each in drawn.matrix
+                for quantity in each.quantities
+                if (map := charts.heatmap(quantity))
+            ],
+            charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
+            pictures=[(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)],
+            unreadable=drawn.unreadable,
+            comparison=compare.compare(previous, run) if previous else None,
+            previous=previous,
+            fabrics=_fabrics(run),
+            hardware=_hardware(run),
+            words=WORDS,
+        )
+    )
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def environment() -> Environment:
+    """Of the report's templates, and of pictures that are drawn alike."""
+    found = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
-    environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    text = environment.get_template("page.html.j2").render(
-        run=run,
-        verdict=judged,
-        mood=_mood(run, judged),
-        when=_when(run.when),
-        counts=[(state, states[state]) for state in WORDS if states[state]],
-        levels=LEVELS,
-        models=sorted({node.virtual for node in run.nodes if node.virtual}),
-        failures=list(failures.failures(run)),
-        nodes=nodes[:ROWS],
-        nodes_unsaid=max(len(nodes) - ROWS, 0),
-        passing=verdict.folded(judged.names("passing"), 2000),
-        slow=[(each.check, outliers.text(each)) for each in outliers.find(run)],
-        table=matrix.table(run),
-        kinds=list(matrix.kinds(run)),
-        heatmaps=[
-            (result, map)
-            for result, each in drawn.matrix
-            for quantity in each.quantities
-            if (map := charts.heatmap(quantity))
-        ],
-        charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
-        pictures=[(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)],
-        unreadable=drawn.unreadable,
-        comparison=compare.compare(previous, run) if previous else None,
-        previous=previous,
-        fabrics=_fabrics(run),
-        hardware=_hardware(run),
-        words=WORDS,
-    )
-    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
+    found.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
+    return found
 
 
 def _words(text: str) -> Markup:

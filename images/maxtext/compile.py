@@ -283,10 +283,12 @@ def forked(step, path):
 
 
 def held(pid):
-    """Bytes of memory that a process has for itself."""
-    with suppress(OSError, AttributeError):
-        return 1024 * int(re.search(r"^RssAnon:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1])
-    return 0
+    """Bytes of memory that a process has for itself; 0 of one that has ended."""
+    status = ""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+    own = re.search(r"^RssAnon:\s*(\d+) kB", status, re.MULTILINE)
+    return 1024 * int(own[1]) if own else 0
 
 
 def side_by_side(request):

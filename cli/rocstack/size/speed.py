@@ -35,9 +35,11 @@ class StepSeconds:
     @property
     def kinds(self) -> dict[str, float]:
         """Of its own, for others, and waiting for them."""
-        own = sum(self.parts.get(name, 0.0) for name in (*BUSY, "optimizer"))
-        bubble = self.parts.get("bubble", 0.0)
-        return {"compute": own, "communication": self.seconds - own - bubble, "bubble": bubble}
+        kinds = {**dict.fromkeys((*BUSY, "optimizer"), "compute"), "bubble": "bubble"}
+        found = {"compute": 0.0, "communication": 0.0, "bubble": 0.0}
+        for name, seconds in self.parts.items():
+            found[kinds.get(name, "communication")] += seconds
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

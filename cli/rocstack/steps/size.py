@@ -54,6 +54,8 @@ def size(choice: SizeOptions, on_tried: OnTried = lambda tried, done, of: None) 
     sized = ask.size(choice)
     if not choice.compile:
         return Answers(sized)
+    if sized.rank:
+        raise BadInput.of("lora-not-compiled")
     if choice.search:
         from rocstack.steps import size_search
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.base.errors import CheckFailed, Missing
 from rocstack.base.text import visible
 from rocstack.container import privileges
 from rocstack.edge import engine, ssh
@@ -44,8 +44,6 @@ def request(sized: Sized) -> dict[str, Any]:
     Raises:
         BadInput: MaxText has no such model or layout.
     """
-    if sized.rank:
-        raise BadInput.of("lora-not-compiled")
     gfx, units = next(
         (gfx, model.units)
         for gfx, target in targets().items()

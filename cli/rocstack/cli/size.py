@@ -60,7 +60,9 @@ class LayoutProgress:
     def on_tried(self, tried: Tried, done: int, of: int) -> None:
         self.done, self.of = done, of
         took = f", in {sum(tried.said.seconds.values()):.0f} s" if tried.said.seconds else ""
-        said = f"{_span(tried.speed.seconds[::-1], '{:.2f}')} s a step" if tried.ok else tried.why_not.split(":")[0]
+        said = (
+            tried.fault.what.split(":")[0] if tried.fault else f"{_span(tried.speed.seconds[::-1], '{:.2f}')} s a step"
+        )
         layout = tried.sized.layout
         say(f"{done:2} of {of}  {layout}, {layout.accumulate} × {layout.micro}: {said}{took}")
 
@@ -80,12 +82,15 @@ def _searched(found: Searched) -> None:
         out.print()
         _ranking(fit)
         out.say("SHARD: ranks of a copy; V: chunks of a stage; BATCH: micro-batches × sequences;")
-        out.say("A: layers computed again; COMPUTE, SENDS and WAITS: seconds between slow and fast")
+        out.say("AGAIN: layers computed again in backward; COMPUTE, SENDS and WAITS: seconds between slow and fast")
     if others := found.tried[len(fit) :]:
         out.say("\nnot these:")
     for each in others:
         out.say(f"{each.sized.layout}; {each.sized.layout.rounds}")
-        paragraph("why", each.why_not)
+        if each.fault:
+            paragraph("why", each.fault.what)
+        if each.fault and each.said.refused:
+            paragraph("cause", each.fault.cause)
     if best := found.best:
         for finding in best.said.findings:
             show_finding(finding)
@@ -97,7 +102,7 @@ def _searched(found: Searched) -> None:
 
 def _ranking(fit: Sequence[Tried]) -> None:
     """Columns that are the same for all and say nothing are left out, so that 80 characters do."""
-    heads = ("TP", "PP", "DP", "SHARD", "EP", "V", "BATCH", "A", "STEP S", "COMPUTE", "SENDS", "WAITS", "GIB")
+    heads = ("TP", "PP", "DP", "SHARD", "EP", "V", "BATCH", "AGAIN", "STEP S", "COMPUTE", "SENDS", "WAITS", "GIB")
     rows = []
     for each in fit:
         layout, kinds = each.sized.layout, [step.kinds for step in each.speed.steps]

@@ -10,7 +10,7 @@ from rocstack.verify.report import charts, page
 from rocstack.verify.report.charts import AxisTick
 from rocstack.verify.report.matrix import number
 
-LEFT, PLOT, GAP, BESIDE = 310.0, 340.0, 70.0, 150.0  # labels, times, their numbers, memory
+LEFT, PLOT, GAP, BESIDE = 350.0, 340.0, 70.0, 150.0  # labels, times, their numbers, memory
 TOP, ROW, BAR, BOTTOM, RIGHT = 96.0, 38.0, 20.0, 30.0, 60.0
 KINDS = ("compute", "communication", "bubble")
 GIB = float(1 << 30)
@@ -40,7 +40,7 @@ def draw(searched: Searched) -> str:
     first = searched.tried[0].sized
     budget = first.hardware.budget
     longest = charts.round_up(max((_middle(each) for each in searched.tried if each.ok), default=1.0))
-    most = max([budget, *(float(each.said.total) for each in searched.tried if each.ok)])
+    most = 1.25 * budget  # longer bars are cut
     beside = LEFT + PLOT + GAP
     rows = []
     for index, each in enumerate(searched.tried):

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from rocstack.base.errors import BadInput
+from rocstack.base.findings import Finding
 from rocstack.size import advice, compiled, maxtext
 from rocstack.size.compiled import Compiled
 from rocstack.size.layout import Asked, GpuLayout
@@ -61,16 +62,17 @@ class Tried:
         return not any(each.code in compiled.PASSING for each in self.said.findings)
 
     @property
-    def why_not(self) -> str:
-        """Empty where it fits."""
-        return "" if self.ok else next(each.what for each in self.said.findings if each.level == "error")
+    def fault(self) -> Finding | None:
+        """Why it doesn't fit, or is refused."""
+        return None if self.ok else next(each for each in self.said.findings if each.level == "error")
 
     def to_dict(self) -> dict[str, Any]:
         own = self.sized
         assert own.speed is not None
         return {
             "layout": own.layout.to_dict(), "flags": flags(own.layout), "fits": self.ok,
-            "why_not": self.why_not or None, "time": None if self.said.refused else self.speed.to_dict(),
+            "why_not": self.fault.what if self.fault else None,
+            "time": None if self.said.refused else self.speed.to_dict(),
             "formula": {"memory": own.memory.total, "time": own.speed.to_dict()},
             "compiled": self.said.to_dict(), "cpu_seconds": self.cpu,
         }  # fmt: skip

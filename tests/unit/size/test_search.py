@@ -108,11 +108,14 @@ def test_what_does_not_fit_and_what_is_refused_stand_last() -> None:
     own, _ = sized()
     good, large, bad = tried(own), tried(own, temporaries=300 * GIB), tried(own, refused="ValueError")
     assert search.in_order([bad, large, good]) == (good, large, bad)
-    assert "300.0 GiB are temporaries" in large.why_not
-    assert "doesn't divide" in bad.why_not
-    assert (good.why_not, good.lasting, bad.lasting) == ("", True, True)
+    assert large.fault
+    assert "300.0 GiB are temporaries" in large.fault.what
+    assert bad.fault
+    assert "doesn't divide" in bad.fault.what
+    assert (good.fault, good.lasting, bad.lasting) == (None, True, True)
     died = tried(own, refused="Died")
-    assert "died with this layout" in died.why_not
+    assert died.fault
+    assert "died with this layout" in died.fault.what
     assert not died.lasting
 
 

@@ -57,8 +57,11 @@ class LayoutProgress:
     def __init__(self) -> None:
         self.done = self.of = 0
 
-    def on_tried(self, tried: Tried, done: int, of: int) -> None:
+    def on_tried(self, tried: Tried | None, done: int, of: int) -> None:
         self.done, self.of = done, of
+        if tried is None:
+            kept = f"; {done} are kept from before" if done else ""
+            return say(f"compiling {count(of - done, 'layout')}, two at a time{kept}")
         took = f", in {sum(tried.said.seconds.values()):.0f} s" if tried.said.seconds else ""
         said = (
             tried.fault.what.split(":")[0] if tried.fault else f"{_span(tried.speed.seconds[::-1], '{:.2f}')} s a step"

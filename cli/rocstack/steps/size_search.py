@@ -25,7 +25,7 @@ from rocstack.size.sizing import Sized
 from rocstack.steps import size_compile
 from rocstack.steps.options import settings
 
-OnTried = Callable[[Tried, int, int], None]  # with how many there are, of how many
+OnTried = Callable[[Tried | None, int, int], None]  # how many are done, of how many; before the first, None
 
 
 class _Said(Value, extra="allow"):
@@ -56,7 +56,6 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
     def take(number: int, cpu: float, raw: bytes) -> None:
         said = compiled.read(raw, choice.layouts[number], requests[number]["attention"])
         tried[number] = Tried(sized=choice.layouts[number], said=said, cpu=cpu)
-        on_tried(tried[number], len(tried), len(requests))
 
     for number, path in enumerate(kept):
         with suppress(OSError, CheckFailed):
@@ -64,11 +63,13 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
                 take(number, 0.0, path.read_bytes())
     left = [number for number in range(len(requests)) if number not in tried]
     if left:
+        on_tried(None, len(tried), len(requests))
         for line in size_compile.answers(image, [requests[number] for number in left]):
             at, cpu, raw = _read(line, len(left))
             if left[at] in tried:
                 raise CheckFailed.of("compiler-says-nonsense", why="a layout has two answers")
             take(left[at], cpu, raw)
+            on_tried(tried[left[at]], len(tried), len(requests))
             if tried[left[at]].lasting:
                 files.write(kept[left[at]], raw.decode())
     if len(tried) < len(requests):

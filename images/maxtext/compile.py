@@ -9,10 +9,10 @@ Answer: `arguments` and `temporaries`, bytes of a GPU; `axes`, those of the mesh
 the text numbers GPUs; `text`, the compiled text's lines that hold collectives or lead to them; `seconds` of each phase;
 `code`, the target whose ELF the step holds. Or `refused`: the phase that failed, the error's type and its words.
 
-Many steps: `steps`, a list of requests; `at_once`; and for each of them at most `seconds`, and `bytes` of memory. Each
-is compiled in a fork of this process, which has imported everything once. The answers come as lines, as they are found,
-each with its `number` and the processor's seconds, `cpu`. Of a fork that took too long, grew too large, or died,
-`refused` has the type TooLong, TooLarge or Died.
+Many steps: `steps`, a list of requests; `at_once`; and for each of them at most `seconds` of the processor (SLOWEST times
+as many by the clock) and `bytes` of memory. Each is compiled in a fork of this process, which has imported everything
+once. The answers come as lines, as they are found, each with its `number` and the processor's seconds, `cpu`. Of a fork
+that took too long, grew too large, or died, `refused` has the type TooLong, TooLarge or Died.
 
 The plugin's own start needs a GPU, so its library is registered by hand; the compiler gets the GPUs as a topology of
 nodes x 1 x GPUs and a description of one (XLA's GpuTargetConfigProto). MaxText's train_compile knows TPUs alone, so its
@@ -26,6 +26,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -37,6 +38,7 @@ from pathlib import Path
 MOST = 1 << 20  # bytes of a request
 TEXT = 8 << 20  # characters of the answer's text
 WORDS = 4_000  # of an error
+SLOWEST = 5  # the share of a processor that a step gets on a machine that others use, as its inverse
 KEY = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
 # Bytes/s of HBM, bytes of shared memory. Source: AMD's data sheets of MI250X (one of its two GPUs), MI300X and MI355X.
@@ -268,13 +270,13 @@ def answer(request):
         return {"refused": refused, "seconds": seconds}
 
 
-def forked(step, path):
+def forked(step, path, seconds):
     """A process of its own that writes its answer to `path`; where memory runs out, it is the one to go."""
     pid = os.fork()
     if pid:
         return pid
     try:
-        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         path.write_text(json.dumps(answer(step)))
@@ -299,11 +301,11 @@ def side_by_side(request):
     while waiting or running:
         while waiting and len(running) < request["at_once"]:
             number, step = waiting.pop(0)
-            running[forked(step, folder / str(number))] = [number, time.monotonic(), None]
+            running[forked(step, folder / str(number), request["seconds"])] = [number, time.monotonic(), None]
         time.sleep(0.05)
         for pid, (number, began, why) in list(running.items()):
-            if why is None and time.monotonic() - began > request["seconds"]:
-                running[pid][2] = "TooLong", f"no answer within {request['seconds']:.0f} s"
+            if why is None and time.monotonic() - began > SLOWEST * request["seconds"]:
+                running[pid][2] = "TooLong", f"no answer within {SLOWEST * request['seconds']} s"
             elif why is None and held(pid) > request["bytes"]:
                 running[pid][2] = "TooLarge", f"it needs more than {request['bytes'] / (1 << 30):.1f} GiB"
             if running[pid][2]:
@@ -318,8 +320,10 @@ def side_by_side(request):
                 said = json.loads(path.read_text())
             path.unlink(missing_ok=True)
             if said is None:
-                by = signal.strsignal(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "it gave no answer"
-                kind, words = why or ("Died", f"{by}")
+                by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                if by == signal.SIGXCPU:
+                    why = "TooLong", f"no answer within {request['seconds']} s of the processor"
+                kind, words = why or ("Died", str(signal.strsignal(by)) if by else "it gave no answer")
                 said = {"refused": {"phase": "compile", "type": kind, "says": words}, "seconds": {}}
             yield number, round(used.ru_utime + used.ru_stime, 2), said
 

@@ -55,23 +55,23 @@ class LayoutProgress:
     """A line for each layout that is compiled, since they take minutes."""
 
     def __init__(self) -> None:
-        self.done = self.of = 0
+        self.kept = self.of = 0
 
     def on_tried(self, tried: Tried | None, done: int, of: int) -> None:
-        self.done, self.of = done, of
+        self.of = of
         if tried is None:
+            self.kept = done
             kept = f"; {done} are kept from before" if done else ""
             return say(f"compiling {count(of - done, 'layout')}, two at a time{kept}")
         took = f", in {sum(tried.said.seconds.values()):.0f} s" if tried.said.seconds else ""
-        said = (
-            tried.fault.what.split(":")[0] if tried.fault else f"{_span(tried.speed.seconds[::-1], '{:.2f}')} s a step"
-        )
+        said = tried.fault.what.split(":")[0] if tried.fault else f"{_fast_to_slow(tried)} s a step"
+        self.kept += tried.lasting
         layout = tried.sized.layout
         say(f"{done:2} of {of}  {layout}, {layout.accumulate} × {layout.micro}: {said}{took}")
 
     def stopped(self) -> None:
         if self.of:
-            say(f"the container is ended; {self.done} of {self.of} layouts are compiled, and their answers are kept")
+            say(f"the container is ended; the answers of {self.kept} of {self.of} layouts are kept")
 
 
 def _searched(found: Searched) -> None:
@@ -109,11 +109,11 @@ def _ranking(fit: Sequence[Tried]) -> None:
     rows = []
     for each in fit:
         layout, kinds = each.sized.layout, [step.kinds for step in each.speed.steps]
-        middle = [f"{(kinds[0][name] + kinds[1][name]) / 2:.2f}" for name in kinds[0]]
+        middle = [_seconds((kinds[0][name] + kinds[1][name]) / 2) for name in kinds[0]]
         degrees = [layout.tp, layout.pp, layout.dp, layout.shard, layout.ep, layout.interleave]
         rows.append([
             *map(str, degrees), f"{layout.accumulate}×{layout.micro}", "yes" if layout.recompute else "",
-            _span(each.speed.seconds[::-1], "{:.2f}"), *middle, f"{each.said.total / GIB:.0f}",
+            _fast_to_slow(each), *middle, f"{each.said.total / GIB:.0f}",
         ])  # fmt: skip
     shown = [at for at in range(len(heads)) if at >= len(heads) - 5 or any(row[at] not in ("1", "") for row in rows)]
     words = shown.index(7) if 7 in shown else -1
@@ -241,6 +241,14 @@ def _time(found: Sized) -> None:
     out.say(f"TFLOPS a GPU    {_span(_each(achieved, 1e12), '{:.0f}')}{share}")
     if found.layout.pp > 1:
         out.say(f"pipeline        waits {found.layout.bubble * 100:.1f} % of the time")
+
+
+def _fast_to_slow(tried: Tried) -> str:
+    return "–".join(map(_seconds, tried.speed.seconds[::-1]))
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.2f}" if number < 10 else f"{number:,.{number < 100:d}f}"
 
 
 def _each(pair: tuple[float, float], by: float) -> tuple[float, float]:

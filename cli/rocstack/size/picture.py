@@ -49,12 +49,12 @@ def draw(searched: Searched) -> str:
             seconds = sum(step.kinds[kind] for step in each.speed.steps) / 2
             width = round(seconds / longest * PLOT, 1)
             if width and each.ok:
-                parts.append(Part(round(at, 1), width, style, f"{kind}: {seconds:.3g} s"))
+                parts.append(Part(round(at, 1), width, style, f"{kind}: {number(seconds)} s"))
                 at += width
         size = float(each.said.total)
         rows.append(Row(
             y=TOP + index * ROW, name=str(each.sized.layout), rounds=each.sized.layout.rounds, parts=parts,
-            time=AxisTick(round(at + 6, 1), f"{_middle(each):.3g} s") if each.ok else None,
+            time=AxisTick(round(at + 6, 1), f"{number(_middle(each))} s") if each.ok else None,
             memory=None if each.said.refused else round(min(size / most, 1.0) * BESIDE, 1), gib=f"{size / GIB:.0f} GiB",
             why="" if each.ok else "refused" if each.said.refused else "doesn't fit",
         ))  # fmt: skip

@@ -23,7 +23,11 @@ STACK = "maxtext-rocm-7.2"
 PROGRAM = "/usr/local/lib/rocstack/maxtext/compile.py"
 SECONDS = 1800  # at most; a large step takes half a minute on two cores
 MEMORY = "16g"
-AT_ONCE, SECONDS_EACH, BYTES_EACH = 2, 300, 7 << 30  # of many steps: bounds of each
+AT_ONCE, SECONDS_EACH, BYTES_EACH = (
+    2,
+    120,
+    7 << 30,
+)  # of many steps: bounds of each, of the processor's time and of memory
 NOBODY = 65534
 
 
@@ -102,7 +106,7 @@ def answers(image: str, requests: Sequence[Mapping[str, Any]]) -> Iterator[bytes
     with _container(image) as line:
         program = ssh.Program(line)
         try:
-            with program.within(SECONDS_EACH * (len(requests) + 1)):
+            with program.within(SECONDS + 5 * SECONDS_EACH * len(requests)):
                 with suppress(BrokenPipeError):
                     program.stdin.write(json.dumps(asked).encode())
                 program.stdin.close()

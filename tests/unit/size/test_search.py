@@ -164,6 +164,8 @@ def test_a_layout_that_hangs_grows_or_dies_is_alone_with_it(
             large[:: 1 << 10] = b"x" * len(large[:: 1 << 10])
         if step["do"] in ("grow", "hang"):
             time.sleep(30)
+        while step["do"] == "spin":
+            pass
         if step["do"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         return {"arguments": 1}
@@ -171,12 +173,12 @@ def test_a_layout_that_hangs_grows_or_dies_is_alone_with_it(
     monkeypatch.setattr(program, "answer", answer)
     monkeypatch.setattr(program, "libraries", lambda: None)
     monkeypatch.setattr(program.tempfile, "tempdir", str(tmp_path))
-    steps = [{"do": each} for each in ("hang", "grow", "die", "well", "well")]
+    steps = [{"do": each} for each in ("hang", "grow", "die", "well", "well", "spin")]
     most = program.held(os.getpid()) + (200 << 20)
     found: Iterator[tuple[int, float, dict[str, object]]] = program.side_by_side(
-        {"steps": steps, "at_once": 2, "seconds": 3, "bytes": most}
+        {"steps": steps, "at_once": 3, "seconds": 1, "bytes": most}
     )
     said = {number: answer.get("refused", answer) for number, _, answer in found}
     assert said[3] == said[4] == {"arguments": 1}
-    assert [said[number]["type"] for number in (0, 1, 2)] == ["TooLong", "TooLarge", "Died"]
+    assert [said[number]["type"] for number in (0, 1, 2, 5)] == ["TooLong", "TooLarge", "Died", "TooLong"]
     assert not list(next(tmp_path.iterdir()).iterdir())

@@ -9,8 +9,8 @@ Answer: `arguments` and `temporaries`, bytes of a GPU; `axes`, those of the mesh
 the text numbers GPUs; `text`, the compiled text's lines that hold collectives or lead to them; `seconds` of each phase;
 `code`, the target whose ELF the step holds. Or `refused`: the phase that failed, the error's type and its words.
 
-Many steps: `steps`, a list of requests; `at_once`; and for each of them at most `seconds` of the processor (SLOWEST times
-as many by the clock) and `bytes` of memory. Each is compiled in a fork of this process, which has imported everything
+Many steps: `steps`, requests; `at_once`; and for each of them at most `seconds` of the processor (by the clock
+SLOWEST times as many) and `bytes` of memory. Each is compiled in a fork of this process, which has imported everything
 once. The answers come as lines, as they are found, each with its `number` and the processor's seconds, `cpu`. Of a fork
 that took too long, grew too large, or died, `refused` has the type TooLong, TooLarge or Died.
 

@@ -16,20 +16,20 @@ KINDS = ("compute", "communication", "bubble")
 GIB = float(1 << 30)
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     x: float
     width: float
     style: int
     title: str
 
 
-class Row(NamedTuple):
+class LayoutRow(NamedTuple):
     """`memory` is the width of its bar; None where the compiler refused the layout."""
 
     y: float
     name: str
     rounds: str
-    parts: list[Part]
+    parts: list[TimePart]
     time: AxisTick | None
     memory: float | None
     gib: str
@@ -49,10 +49,10 @@ def draw(searched: Searched) -> str:
             seconds = sum(step.kinds[kind] for step in each.speed.steps) / 2
             width = round(seconds / longest * PLOT, 1)
             if width and each.ok:
-                parts.append(Part(round(at, 1), width, style, f"{kind}: {number(seconds)} s"))
+                parts.append(TimePart(round(at, 1), width, style, f"{kind}: {number(seconds)} s"))
                 at += width
         size = float(each.said.total)
-        rows.append(Row(
+        rows.append(LayoutRow(
             y=TOP + index * ROW, name=str(each.sized.layout), rounds=each.sized.layout.rounds, parts=parts,
             time=AxisTick(round(at + 6, 1), f"{number(_middle(each))} s") if each.ok else None,
             memory=None if each.said.refused else round(min(size / most, 1.0) * BESIDE, 1), gib=f"{size / GIB:.0f} GiB",

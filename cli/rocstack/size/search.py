@@ -21,7 +21,7 @@ MOST = 20  # layouts that are compiled
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """`layouts` are to be compiled, the fastest by formula first. `fitting`: how many fit by formula; `untaken`: those
     of them that MaxText can't lay out."""
 
@@ -82,7 +82,7 @@ class Tried:
 class Searched:
     """`tried`: those that fit by their speed, then what doesn't fit, then what is refused."""
 
-    choice: Choice
+    choice: LayoutChoice
     tried: tuple[Tried, ...]
     picture: str | None = None
 
@@ -97,7 +97,7 @@ class Searched:
         }  # fmt: skip
 
 
-def choose(sized: Sized, asked: Asked) -> Choice:
+def choose(sized: Sized, asked: Asked) -> LayoutChoice:
     """The fastest layout of each kind, and then the next fastest of any, on as many GPUs as `sized` has. Those with
     products that are too narrow are left out, as far as others are there.
 
@@ -124,7 +124,7 @@ def choose(sized: Sized, asked: Asked) -> Choice:
     first = list(kinds.values())
     others = (each for each in ranked if each is not kinds[_kind(each.layout)])
     chosen = sorted([*first, *others][:MOST], key=_speed)
-    return Choice(
+    return LayoutChoice(
         layouts=tuple(replace(each, least=sized.least) for each in chosen), fitting=len(fitting),
         untaken=len(fitting) - len(taken),
     )  # fmt: skip

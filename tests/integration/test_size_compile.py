@@ -84,8 +84,8 @@ def test_a_search_compiles_its_layouts_in_one_container(image: str, here: Worksp
         (1, False), (1, True), (8, False), (8, True)
     }  # fmt: skip
     assert all(each["fits"] and each["compiled"]["collectives"] for each in layouts)
-    rates = [sum(each["time"]["tokens_per_s"].values()) for each in layouts]
-    assert rates == sorted(rates, reverse=True)
+    times = [sum(each["time"]["seconds"].values()) for each in layouts]
+    assert times == sorted(times)
     assert (here.folder / done.json["search"]["picture"]).is_file()
     again = here.run(*words, timeout=120)
     assert [each["compiled"]["memory"] for each in again.json["search"]["layouts"]] == [

@@ -67,7 +67,8 @@ class LayoutProgress:
         said = tried.fault.what.split(":")[0] if tried.fault else f"{_fast_to_slow(tried)} s a step"
         self.kept += tried.lasting
         layout = tried.sized.layout
-        say(f"{done:2} of {of}  {layout}, {layout.accumulate} × {layout.micro}: {said}{took}")
+        again = ", computed again" if layout.recompute else ""
+        say(f"{done:2} of {of}  {layout}, {layout.accumulate} × {layout.micro}{again}: {said}{took}")
 
     def stopped(self) -> None:
         if self.of:

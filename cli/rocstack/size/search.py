@@ -32,11 +32,11 @@ class LayoutChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """`cpu`: seconds of the processor that the compiler took."""
+    """`cpu`: seconds of the processor that the compiler took; None of an answer that was kept."""
 
     sized: Sized
     said: Compiled
-    cpu: float = 0.0
+    cpu: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -131,7 +131,12 @@ def choose(sized: Sized, asked: Asked) -> LayoutChoice:
 
 
 def in_order(tried: Iterable[Tried]) -> tuple[Tried, ...]:
-    return tuple(sorted(tried, key=lambda each: (not each.ok, each.said.refused, -each.speed.score)))
+    """By the time of a token, in the middle of both bounds."""
+
+    def key(each: Tried) -> tuple[bool, bool, float]:
+        return not each.ok, each.said.refused, sum(each.speed.seconds) / each.speed.tokens
+
+    return tuple(sorted(tried, key=key))
 
 
 def _speed(each: Sized) -> tuple[float, float]:

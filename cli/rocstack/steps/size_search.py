@@ -53,14 +53,14 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
     kept = [folder / "answers" / f"{_digest(same, each)}.json" for each in requests]
     tried: dict[int, Tried] = {}
 
-    def take(number: int, cpu: float, raw: bytes) -> None:
+    def take(number: int, cpu: float | None, raw: bytes) -> None:
         said = compiled.read(raw, choice.layouts[number], requests[number]["attention"])
         tried[number] = Tried(sized=choice.layouts[number], said=said, cpu=cpu)
 
     for number, path in enumerate(kept):
         with suppress(OSError, CheckFailed):
             if path.stat().st_size <= compiled.LONGEST:
-                take(number, 0.0, path.read_bytes())
+                take(number, None, path.read_bytes())
     left = [number for number in range(len(requests)) if number not in tried]
     if left:
         on_tried(None, len(tried), len(requests))

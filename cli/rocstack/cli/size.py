@@ -81,7 +81,8 @@ def _searched(found: Searched) -> None:
     out.print()
     if not choice.layouts:
         return out.say("nothing was compiled: no layout fits by the formula; take more nodes")
-    out.say(f"{choice.fitting:,} layouts fit by the formula{untaken}; {len(found.tried)} are compiled, {len(fit)} fit")
+    out.say(f"{choice.fitting:,} layouts fit by the formula{untaken}")
+    out.say(f"{len(found.tried)} are compiled, and {len(fit)} of them fit")
     if fit:
         out.print()
         _ranking(fit)

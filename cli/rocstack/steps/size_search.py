@@ -69,14 +69,15 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
             if left[at] in tried:
                 raise CheckFailed.of("compiler-says-nonsense", why="a layout has two answers")
             take(left[at], cpu, raw)
-            on_tried(tried[left[at]], len(tried), len(requests))
             if tried[left[at]].lasting:
                 files.write(kept[left[at]], raw.decode())
+            on_tried(tried[left[at]], len(tried), len(requests))
     if len(tried) < len(requests):
         raise CheckFailed.of("compiler-says-nonsense", why=f"{len(requests) - len(tried)} layouts have no answer")
     found = Searched(choice=choice, tried=search.in_order(tried.values()))
-    name = re.sub(r"[^a-z0-9.]+", "-", Path(model).stem.lower() if "/" in model else model.lower()).strip("-.")
-    drawing = folder / f"{name or 'model'}-{sized.layout.gpus}x{sized.hardware.gpu.lower()}.svg"
+    path = Path(model).parent.resolve() if model.endswith(".json") else Path(model)
+    name = re.sub(r"[^a-z0-9.]+", "-", path.name.lower()).strip("-.") or "model"
+    drawing = folder / f"{name}-{sized.layout.gpus}x{sized.hardware.gpu.lower()}.svg"
     files.write(drawing, picture.draw(found))
     return replace(found, picture=str(drawing))
 

@@ -1,4 +1,5 @@
-"""The picture of a job in service.md: `.venv/bin/python docs/service_png.py`. The jobs and numbers are made up."""
+"""The pictures of service.md: `.venv/bin/python docs/service_png.py`. Jobs, numbers, the report and the answer are made
+up."""
 
 import shutil
 import subprocess
@@ -6,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -17,8 +19,17 @@ BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-c
 
 with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as site:
     browser = next(found for name in BROWSERS if (found := shutil.which(name)))
-    words = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,780"]
-    file = ROOT / "docs/service-job.png"
-    subprocess.run([*words, f"--screenshot={file}", f"{site.url}/jobs/{site.job}"], check=True, capture_output=True)
-    with Image.open(file) as picture:
-        picture.convert("RGB").quantize(64).save(file, optimize=True)
+    words = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    asked = {"text": "I was charged twice for my order. Can I have one of them back?", "tokens": "256"}
+    answered = httpx.post(f"{site.url}/try?model=org/llama", data=asked, headers={"Origin": site.url}).text
+    (tried := Path(folder) / "try.html").write_text(answered.replace("<head>", f'<head><base href="{site.url}/">', 1))
+    pages = {
+        "job": (f"{site.url}/jobs/{site.job}", "1000,780"),
+        "cluster": (f"{site.url}/cluster", "1000,1310"),
+        "try": (f"file://{tried}", "1000,560"),
+    }
+    for name, (url, size) in pages.items():
+        file = ROOT / f"docs/service-{name}.png"
+        subprocess.run([*words, f"--window-size={size}", f"--screenshot={file}", url], check=True, capture_output=True)
+        with Image.open(file) as picture:
+            picture.convert("RGB").quantize(64).save(file, optimize=True)

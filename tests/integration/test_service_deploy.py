@@ -31,6 +31,13 @@ url, ca = json.load(sys.stdin)
 with urllib.request.urlopen(url, context=ssl.create_default_context(cadata=ca), timeout=20) as answer:
     print(answer.status)
 """
+REPORTED = """\
+import pathlib
+from rocstack.cluster.service import REPORTS
+from rocstack.service.reports import VerifyReports
+for each in VerifyReports(pathlib.Path(REPORTS)).read()[0]:
+    print(each.run.level, *(part for name, node in each.nodes.items() for part in (name, node.state)))
+"""
 DATABASES = """\
 import json, sqlalchemy
 said = json.load(open("/etc/rocstack/service/service.json"))
@@ -134,6 +141,24 @@ def test_its_database_is_its_own(cluster: DeployedCluster) -> None:
 
 def test_its_folder_is_its_own(cluster: DeployedCluster) -> None:
     assert cluster.ssh("n1", "stat -c '%u %g %a' /srv/shared/rocstack").split() == [UID, UID, "711"]
+
+
+def test_verify_brings_its_report_and_the_service_alone_can_read_it(cluster: DeployedCluster) -> None:
+    said = cluster.workspace.run("verify", str(INVENTORY), "--level", "0")
+    assert "the service's page shows this report" in said.err
+    assert inside(cluster, REPORTED).split() == ["0", "n1", "passing"]
+    rights = cluster.ssh("n1", "cd /etc/rocstack/service && stat -c '%u %g %a' reports reports/level-0.json")
+    assert rights.split("\n")[:2] == [f"0 {UID} 750", f"0 {UID} 640"]
+
+
+def test_replicas_are_jobs_of_their_owner(cluster: DeployedCluster) -> None:
+    folder = "/srv/shared/models/tiny"
+    cluster.ssh("n1", f'mkdir -p {folder} && echo \'{{"model_type": "llama"}}\' >{folder}/config.json')
+    made = cluster.json("serve", "/shared/models/tiny", "--replicas", "2", "--inventory", str(INVENTORY))
+    assert (made["user"], [each["model"] for each in made["servers"]]) == ("alice", ["tiny", "tiny"])
+    owners = cluster.slurm("sacct --noheader --allocations --format=User,JobName%20 --allusers").split()
+    assert owners.count("serve-tiny") == owners.count("alice") == 2
+    assert cluster.refused("serve", "nothing", "--replicas", "2") == (1, "service-says-no")
 
 
 def test_a_second_deploy_changes_nothing_and_status_shows_it(cluster: DeployedCluster) -> None:

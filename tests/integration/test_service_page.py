@@ -9,6 +9,9 @@ import pytest
 from service_site import PageSite, serving
 from test_verify_report import BROWSER, BROWSERS, browse_url, pixels
 
+from rocstack.cluster.service import report_name
+from rocstack.verify import result
+
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser is here ({', '.join(BROWSERS)})")
 HOSTILE = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 
@@ -40,3 +43,19 @@ def test_what_a_job_writes_runs_nothing(site: PageSite, tmp_path: Path) -> None:
     assert title
     assert title[1] == "finetune-support · alpha"
     assert "&lt;script&gt;document.title" in dom
+
+
+def test_what_nodes_said_to_verify_runs_nothing(site: PageSite, tmp_path: Path) -> None:
+    file = site.reports / report_name(3)
+    found = result.read(file)
+    said = {"state": "failed", "why": HOSTILE, "evidence": HOSTILE}
+    bad = tuple(each.model_copy(update=said) for each in found.results[0].measures)
+    check = found.results[0].check.model_copy(update={"title": HOSTILE})
+    results = (found.results[0].model_copy(update={"check": check, "state": "failed", "measures": bad}),)
+    file.write_text(found.model_copy(update={"results": (*results, *found.results[1:])}).dumps())
+    for path, name in (("/cluster", "Cluster · alpha"), (f"/cluster/reports/{found.id}", "simulated")):
+        dom = browse_url(tmp_path, site.url + path, "--dump-dom", "--virtual-time-budget=2000")
+        title = re.search(r"<title>(.*?)</title>", dom)
+        assert title
+        assert name in title[1]
+        assert "&lt;script&gt;document.title" in dom

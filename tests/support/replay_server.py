@@ -10,16 +10,19 @@ import sys
 from collections.abc import Generator
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import _lru_cache_wrapper
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rocstack.verify import artifacts, pytest_plugin, suite
+from rocstack.verify import artifacts, pytest_plugin, suite, thresholds
 from rocstack.verify.evidence import Evidence, load
 
-PRELOADED = ("pdb", "numpy", "rocstack.image.labels", "rocstack.doctor.nodes")  # what checks import when they run
+# What checks import when they run.
+PRELOADED = ("pdb", "numpy", "rocstack.image.labels", "rocstack.doctor.nodes", "rocstack.doctor.logscan")
 
 
 class Server:
@@ -30,6 +33,7 @@ class Server:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        read_tables()
         gc.disable()
         gc.freeze()  # pytest collects garbage at its end
         for line in sys.stdin:
@@ -40,6 +44,15 @@ class Server:
             os.waitpid(child, 0)
             os.write(self.answers, b"done\n")
         os._exit(0)
+
+
+def read_tables() -> None:
+    """Those that a process reads once: each child would read its own."""
+    for module in [each for name, each in sys.modules.items() if name.startswith("rocstack.")]:
+        for each in list(vars(module).values()):
+            if isinstance(each, _lru_cache_wrapper) and not signature(each).parameters:
+                each()
+    thresholds.load(None)
 
 
 def prepare(session: pytest.Session, request: dict[str, Any]) -> None:

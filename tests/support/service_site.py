@@ -15,29 +15,34 @@ from typing import Any
 import httpx
 import uvicorn
 from fake_slurmrestd import FakeSlurmrestd, token
+from simulated_run import simulated_run
 
+from rocstack.cluster.service import SiteServer, report_name
 from rocstack.service import app
 from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import SlurmRest
 
+SAID = "Thank you for writing. A refund takes three working days; I have started yours, and you need do nothing more."
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello, you"}]}
 
 
 @dataclass
 class PageSite:
-    """`job` is a fine-tuning job that runs; its files are in `folder`."""
+    """`job` is a fine-tuning job that runs; its files are in `folder`. `reports` has one report of verify."""
 
     url: str
     job: str
     folder: Path
+    reports: Path
     slurm: FakeSlurmrestd
 
 
-def _service(folder: Path, slurm: FakeSlurmrestd) -> Service:
+def _service(folder: Path, slurm: FakeSlurmrestd, *servers: SiteServer) -> Service:
     settings = ServiceSettings(
         cluster="alpha", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
-        database=f"sqlite:///{folder}/service.db", users={"alice": ServicePerson(uid=2000, gid=2000)},
+        database=f"sqlite:///{folder}/service.db", reports=str(folder / "reports"),
+        users={"alice": ServicePerson(uid=2000, gid=2000)}, servers=servers,
     )  # fmt: skip
     service = Service.of(settings, SlurmRest("http://slurmrestd", slurm.transport))
     service.storage.check()
@@ -49,7 +54,7 @@ async def _filled(service: Service, slurm: FakeSlurmrestd) -> str:
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
         file = {"file": ("support-chats.jsonl", "".join(json.dumps(CHAT) + "\n" for _ in range(400)).encode())}
         key = (await client.post("/v1/files", files=file, data={"purpose": "fine-tune"})).json()["id"]
-        body = {"model": "org/llama", "training_file": key, "suffix": "support", "rocstack": {"gpus_per_node": 0}}
+        body = {"model": "org/llama", "training_file": key, "suffix": "support", "rocstack": {"nodes": 2}}
         job: str = (await client.post("/v1/fine_tuning/jobs", json=body)).json()["id"]
         for name in ("evaluate", "try-7"):
             asked = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0, "name": name}
@@ -65,7 +70,8 @@ def _trained(folder: Path, steps: int = 150) -> None:
     metrics, log = [], []
     for n in range(1, steps + 1):
         loss = 0.4 + 4.6 / math.sqrt(n) * (1 + 0.03 * math.sin(n * 1.7))
-        row = {"step": n, "loss": loss, "tokens_per_s": 941 + 9 * math.sin(n * 2.3), "step_ms": 1050.0}
+        row = {"step": n, "loss": loss, "tokens_per_s": 94100 + 900 * math.sin(n * 2.3), "step_ms": 1050.0}
+        row |= {"gpu_busy": 94 + 4 * math.sin(n * 1.3), "mfu": 0.41, "memory_mb": 61400.0}
         metrics.append(json.dumps(row))
         log.append(f"step={n} loss={loss:.4f} tokens_per_s={row['tokens_per_s']:.0f}")
     (folder / "metrics.jsonl").write_text("\n".join(metrics) + "\n")
@@ -77,9 +83,11 @@ def serving(folder: Path) -> Iterator[PageSite]:
     (model := folder / "models/org/llama").mkdir(parents=True)
     (model / "config.json").write_text('{"model_type": "llama"}')
     slurm = FakeSlurmrestd()
+    slurm.nodes = 4
     job = asyncio.run(_filled(_service(folder, slurm), slurm))
+    (reports := folder / "reports").mkdir()
+    (reports / report_name(3)).write_text(simulated_run(4, bad=("n2",), slow=(), virtual=True).dumps())
     _trained(own := folder / "data/alice/jobs" / job)
-    application = app.make(_service(folder, slurm))
 
     async def signed_in(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -87,14 +95,30 @@ def serving(folder: Path) -> Iterator[PageSite]:
             scope = {**scope, "headers": [*scope["headers"], (b"cookie", cookie)]}
         await application(scope, receive, send)
 
-    server = uvicorn.Server(uvicorn.Config(signed_in, port=0, log_level="error"))
+    with _running(_model) as model_url:
+        application = app.make(_service(folder, slurm, SiteServer(model="org/llama", url=model_url)))
+        with _running(signed_in) as url:
+            yield PageSite(url, job, own, reports, slurm)
+
+
+async def _model(scope: Any, receive: Any, send: Any) -> None:
+    """Answers each question with SAID, as a model of the site's would."""
+    if scope["type"] == "http":
+        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": SAID}}]}).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def _running(application: Any) -> Iterator[str]:
+    """The address at which it is served."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             thread.join(0.05)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield PageSite(f"http://127.0.0.1:{port}", job, own, slurm)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

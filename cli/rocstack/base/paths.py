@@ -1,9 +1,11 @@
 """Where the package's own data lies, inside the wheel or in a checkout; whether a person's path leads anywhere."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def data_root() -> Path:
     """The folder that holds `images/`, `templates/` and `playbooks/`."""
     return Path(__file__).parents[1] / "data" if packaged() else Path(__file__).resolve().parents[3]

@@ -1,13 +1,16 @@
-"""Where a server of ours listens, as its settings say."""
+"""Where a server of ours listens and how it is reached, as settings say it."""
 
+import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
-from rocstack.base.words import AtKey, Value, word
+from rocstack.base.words import AtKey, PlainUrl, Value, word
 
 Address = Annotated[str, word(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", "HOST:PORT")]
+# People copy it from where OpenAI's clients have it, with /v1 at its end.
+ServerUrl = Annotated[PlainUrl, AfterValidator(lambda url: re.sub(r"(?<!/)(/v1)?/*$", "", url))]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 

@@ -6,9 +6,11 @@ import sys
 
 import typer
 
+from rocstack.base.errors import BadInput
+from rocstack.base.text import visible
 from rocstack.cli.command import Json, command
 from rocstack.cli.run import Print, start_line
-from rocstack.cli.ui import State, print_json, say
+from rocstack.cli.ui import State, print_json, say, table
 from rocstack.steps.job_options import ServeOptions
 
 
@@ -16,12 +18,17 @@ from rocstack.steps.job_options import ServeOptions
 def serve(context: typer.Context, choice: ServeOptions, show: Print = False, json: Json = False) -> None:
     """Serve a model and many adapters of it, with OpenAI's interface, until Ctrl-C.
 
-    An adapter is loaded at its first request and named as `model`. What follows -- goes to `vllm serve`.
+    An adapter is loaded at its first request and named as `model`. What follows -- goes to `vllm serve`. With
+    --replicas the servers run on the cluster: MODEL is one of its service, which shares requests out among them.
     """
+    State.json = json
+    if choice.replicas is not None:
+        return _replicas(choice, tuple(context.args), show=show, json=json)
     from rocstack.container.run_line import shell_quote
     from rocstack.steps.serve import plan_serve, write
+    from rocstack.steps.serve_replicas import refuse_mixed
 
-    State.json = json
+    refuse_mixed(choice)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     plan = plan_serve(choice, tuple(context.args), terminal=terminal, dry=show)
     if show and json:
@@ -36,3 +43,18 @@ def serve(context: typer.Context, choice: ServeOptions, show: Print = False, jso
         start_line(plan.run)
     write(plan)
     os.execv(plan.command[0], plan.command)
+
+
+def _replicas(choice: ServeOptions, arguments: tuple[str, ...], *, show: bool, json: bool) -> None:
+    from rocstack.steps.serve_replicas import start_replicas
+
+    if show:
+        raise BadInput.of("no-combination", why="--print is for what would run on this machine")
+    made = start_replicas(choice, arguments)
+    if json:
+        print_json(made.to_dict())
+        return
+    rows = [(each["id"], each["status"], each["why"] or "") for each in made.servers]
+    table(("SERVER", "STATE", "WHY IT WAITS"), [tuple(visible(str(cell)) for cell in row) for row in rows])
+    say(f"of {made.user}; once one is ready, ask {made.url} for '{made.model}'")
+    say("a server is a job: the service's page shows and ends it")

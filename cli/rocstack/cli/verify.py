@@ -74,6 +74,8 @@ def verify(
     print_json(result.to_dict()) if json else verify_report.show(result.run, result.folder)
     if result.problem or result.stored:
         say(f"nothing is stored: {result.problem}" if result.problem else result.stored)
+    if result.shown:
+        say(result.shown)
     if drain_failing:
         _show_drained(steps.drain_failing(result, force=force), result)
     raise typer.Exit(0 if result.ok else BUSY if result.run.busy and not result.run.failed else 1)
@@ -102,6 +104,7 @@ def show_rounds(rounds: Iterable[VerifyRound]) -> NoReturn:
 def _show_round(each: VerifyRound) -> None:
     from rocstack.cli.verify_report import slow
     from rocstack.verify import verdict
+    from rocstack.verify.service_report import SHOWN
 
     now = f"{datetime.now():%H:%M:%S}"
     if each.result is None:
@@ -115,6 +118,8 @@ def _show_round(each: VerifyRound) -> None:
         say(f"          slow: {text}")
     if each.result.news:
         say(f"          {each.result.stored}")
+    if each.result.shown not in ("", SHOWN):
+        say(f"          {each.result.shown}")
     if each.drained:
         _show_drained(each.drained, each.result, "          ")
     if each.problem:

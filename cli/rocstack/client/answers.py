@@ -132,6 +132,32 @@ class ReservationAnswer(TypedDict):
     partition: str
 
 
+class VerifiedNode(TypedDict):
+    """`failed` are the checks that fail there; `why` says why it was not judged, or is absent."""
+
+    name: str
+    state: Literal["passing", "failing", "not judged", "absent"]
+    why: str
+    failed: list[str]
+
+
+class VerifyReportAnswer(TypedDict):
+    """`proved` is the highest level of which nothing is missing, `verdict` the run in a sentence, `failed` the checks
+    that fail; a `virtual` cluster's numbers tell nothing of real hardware."""
+
+    id: str
+    object: Literal["verify_report"]
+    cluster: str
+    created_at: int | None
+    level: int
+    proved: int | None
+    passed: bool
+    verdict: str
+    virtual: bool
+    failed: list[str]
+    nodes: list[VerifiedNode]
+
+
 class ServerAnswer(TypedDict):
     """`status` is ready once models can be asked there."""
 

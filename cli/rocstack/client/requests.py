@@ -17,6 +17,7 @@ from rocstack.client.answers import (
     ServerAnswer,
     ServiceJob,
     StepsAnswer,
+    VerifyReportAnswer,
 )
 
 Answer = TypeVar("Answer")
@@ -109,6 +110,14 @@ def qos() -> ServiceCall[ListOf[QosAnswer]]:
 
 def reservations() -> ServiceCall[ListOf[ReservationAnswer]]:
     return ServiceCall("GET", "/v1/reservations")
+
+
+def verify_reports() -> ServiceCall[ListOf[VerifyReportAnswer]]:
+    return ServiceCall("GET", "/v1/verify/reports")
+
+
+def verify_report(key: str) -> ServiceCall[dict[str, Any]]:
+    return ServiceCall("GET", f"/v1/verify/reports/{_part(key)}")
 
 
 def servers() -> ServiceCall[ListOf[ServerAnswer]]:

@@ -22,6 +22,7 @@ from rocstack.client.answers import (
     ServerAnswer,
     ServiceJob,
     StepsAnswer,
+    VerifyReportAnswer,
 )
 from rocstack.client.requests import RequestFailed, ServiceCall
 
@@ -170,6 +171,14 @@ class ServiceClient:
     def reservations(self) -> list[ReservationAnswer]:
         return self._send(requests.reservations())["data"]
 
+    def verify_reports(self) -> list[VerifyReportAnswer]:
+        """The last one of each level, the newest first."""
+        return self._send(requests.verify_reports())["data"]
+
+    def verify_report(self, key: str) -> dict[str, Any]:
+        """The whole of it, as report.json."""
+        return self._send(requests.verify_report(key))
+
     def servers(self) -> list[ServerAnswer]:
         return self._send(requests.servers())["data"]
 
@@ -279,6 +288,14 @@ class AsyncServiceClient:
 
     async def reservations(self) -> list[ReservationAnswer]:
         return (await self._send(requests.reservations()))["data"]
+
+    async def verify_reports(self) -> list[VerifyReportAnswer]:
+        """The last one of each level, the newest first."""
+        return (await self._send(requests.verify_reports()))["data"]
+
+    async def verify_report(self, key: str) -> dict[str, Any]:
+        """The whole of it, as report.json."""
+        return await self._send(requests.verify_report(key))
 
     async def servers(self) -> list[ServerAnswer]:
         return (await self._send(requests.servers()))["data"]

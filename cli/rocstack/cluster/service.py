@@ -1,17 +1,17 @@
 """`cluster.service` of rocstack.yml: the HTTP interface and its page on the control node. Off unless it is set."""
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from rocstack.base.server_address import no_token_in_the_clear
-from rocstack.base.words import FolderPath, PlainUrl, Value
+from rocstack.base.server_address import ServerUrl, no_token_in_the_clear
+from rocstack.base.words import FolderPath, Value
 from rocstack.cluster.operation import Some
 from rocstack.container.mount import Mount
 
 USER, SERVICE_UID = "service", 64033  # in the image; the group has the same number
+REPORTS, REPORT_MIB = "/etc/rocstack/service/reports", 24  # on the control node: where `verify` puts a report, at most
 Problem = tuple[tuple[str | int, ...], str]
 
 
@@ -27,13 +27,8 @@ class SiteServer(Value):
     """A gateway of the site's, for everybody: it is sent people's own tokens, so whoever runs the cluster runs it."""
 
     model: Annotated[str, Field(min_length=1, max_length=255)]  # base model that it serves
-    url: PlainUrl  # of the gateway, with or without /v1
+    url: ServerUrl  # of the gateway
     ca: FolderPath | None = None  # file with the CA of its certificate (PEM), in one of `mounts`; default: the image's
-
-    @field_validator("url")
-    @classmethod
-    def _without_v1(cls, url: str) -> str:
-        return re.sub(r"(?<!/)(/v1)?/*$", "", url)
 
     @model_validator(mode="after")
     def _no_token_in_the_clear(self) -> Self:
@@ -49,6 +44,11 @@ class ClusterService(Value):
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
     limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
     servers: tuple[SiteServer, ...] = ()  # gateways that everybody may ask
+
+
+def report_name(level: int) -> str:
+    """The file of the last report of a run to that level."""
+    return f"level-{level}.json"
 
 
 def switch(value: object) -> object:

@@ -7,8 +7,8 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from rocstack.base.document import read_text
 from rocstack.base.errors import BadInput, Where
-from rocstack.base.server_address import Address, ServerAddress, no_token_in_the_clear
-from rocstack.base.words import PlainUrl, Value
+from rocstack.base.server_address import Address, ServerAddress, ServerUrl, no_token_in_the_clear
+from rocstack.base.words import Value
 
 Model = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 Absolute = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f]{0,1000}$")]
@@ -35,7 +35,7 @@ class EngineChoice(Value):
 class PeopleOfService(Value):
     """rocstack's service, which says whose a person's own Slurm token is."""
 
-    url: PlainUrl
+    url: ServerUrl
     ca: Absolute | None = None  # PEM of its CA; default: the machine's
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
 from rocstack.service import (
     failures,
+    page_cluster,
     page_try,
     routes_cluster,
     routes_files,
@@ -70,8 +71,8 @@ def make(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_try):
-        app.include_router(routes.router)  # page_try's is that of the whole page
+    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_cluster, page_try):
+        app.include_router(routes.router)  # page_try's is that of the other pages
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
 

@@ -10,7 +10,7 @@ from rocstack.base import document
 from rocstack.base.errors import BadInput
 from rocstack.base.server_address import Address, ServerAddress
 from rocstack.base.words import AtKey, FolderPath, PlainUrl, SlurmName, User, Value
-from rocstack.cluster.service import ClusterServiceLimits, SiteServer
+from rocstack.cluster.service import REPORTS, ClusterServiceLimits, SiteServer
 
 MIB = 1 << 20
 
@@ -25,6 +25,7 @@ class ServiceSettings(ServerAddress):
     listen: Address = "0.0.0.0:8443"
     data: FolderPath = "/shared/rocstack"
     models: FolderPath = "/shared/models"
+    reports: FolderPath = REPORTS  # of verify
     slurmrestd: PlainUrl = "http://127.0.0.1:6820"
     database: Annotated[str, Field(min_length=1)]  # SQLAlchemy's URL
     database_password: str | None = None  # the file that has it

@@ -62,6 +62,8 @@ class Away(ServiceError, CheckFailed):
 def status_of(error: RocstackError) -> int:
     if isinstance(error, ServiceError):
         return error.status
+    if error.code == "request-too-large":  # of the gateway's reader
+        return TooBig.status
     return 400 if isinstance(error, BadInput | Missing) else 502
 
 
@@ -82,4 +84,4 @@ def body(message: str, kind: str, code: str, param: str | None = None) -> dict[s
 def to_body(error: RocstackError) -> dict[str, Any]:
     if isinstance(error, ServiceError):
         return body(sentence(error), error.kind, error.code, error.param)
-    return body(sentence(error), "invalid_request_error" if status_of(error) == 400 else "server_error", error.code)
+    return body(sentence(error), "invalid_request_error" if status_of(error) < 500 else "server_error", error.code)

@@ -26,11 +26,17 @@ from rocstack.service.outcome import LIVE, PAUSED
 from rocstack.service.routes import Person, Serving, same_site
 from rocstack.service.service import Service
 from rocstack.service.tables import JobRow
+from rocstack.verify.report.page import words
 
 HTMX = Path("/usr/share/javascript/htmx/htmx.min.js")  # Debian's libjs-htmx
 ROWS = 50  # of a list
 LOG_END, LINES = 64 << 10, 30  # of a log are shown: bytes, and lines of them
-CURVES = (("loss", "loss"), ("tokens_per_s", "tokens a second"), ("eval_loss", "loss on held-out data"))
+CURVES = (
+    ("loss", "loss"),
+    ("tokens_per_s", "tokens a second"),
+    ("gpu_busy", "GPUs busy, %"),
+    ("eval_loss", "loss on held-out data"),
+)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -62,6 +68,12 @@ def _size(bytes_: int) -> str:
     raise AssertionError
 
 
+def _number(value: float) -> str:
+    if 1000 <= abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(paths.templates() / "service"),
     autoescape=True,
@@ -72,8 +84,10 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
+    "number": _number,
     "visible": visible,
     "lines": visible_lines,
+    "words": words,
     "path": lambda text: quote(text, safe=""),
 }
 
@@ -99,7 +113,7 @@ class PageRoute(APIRoute):
                 answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
             except RequestValidationError as error:
                 answer = draw(request, "error", 400, message=f"the request can't be read: {error.errors()[0]['msg']}")
-            answer.headers["Content-Security-Policy"] = POLICY
+            answer.headers.setdefault("Content-Security-Policy", POLICY)
             answer.headers["Referrer-Policy"] = "no-referrer"
             return answer
 
@@ -215,7 +229,7 @@ def _line(row: JobRow) -> dict[str, Any]:
     return {
         "id": row.id, "name": row.name, "status": row.status, "recipe": row.recipe, "number": row.slurm_id,
         "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
-        "nodes": row.seen.get("where") or "", "model": row.result,
+        "nodes": row.seen.get("where") or "", "model": row.result, "gpus": row.seen.get("gpus"),
     }  # fmt: skip
 
 
@@ -248,27 +262,6 @@ def _asked(row: JobRow) -> dict[str, str]:
             if not name.startswith("_") and each not in (None, "", [], {}):
                 found[str(key)] = str(each)
     return found
-
-
-# The cluster
-
-
-@router.get("/cluster")
-async def cluster(request: Request, service: Serving, caller: Person) -> Response:
-    return draw(request, "cluster", user=caller.name, **await _cluster(service, caller))
-
-
-@router.get("/cluster/part")
-async def cluster_part(request: Request, service: Serving, caller: Person) -> Response:
-    return draw(request, "cluster-part", **await _cluster(service, caller))
-
-
-async def _cluster(service: Service, caller: Caller) -> dict[str, Any]:
-    token = caller.token
-    nodes = sorted(await service.slurm.nodes(token), key=lambda each: (each.usable, each.name))  # the odd ones first
-    return {
-        "nodes": nodes, "reservations": await service.slurm.reservations(token), "qos": await service.slurm.qos(token)
-    }  # fmt: skip
 
 
 # Models and files

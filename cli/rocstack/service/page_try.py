@@ -66,7 +66,9 @@ async def _about(service: Service, caller: Caller, model: str) -> dict[str, Any]
 async def serve(request: Request, service: Serving, caller: Person) -> Response:
     given = await fields(request)
     try:
-        asked = {name: given[name] for name in ("model", "gpus_per_node", "time", "partition") if given.get(name)}
+        asked = {
+            name: given[name] for name in ("model", "replicas", "gpus_per_node", "time", "partition") if given.get(name)
+        }
         await service.servers.start(caller, ServerRequest.model_validate(asked))
     except (ValidationError, RocstackError) as error:
         return draw(request, "error", 400, user=caller.name, message=problem(error))

@@ -18,7 +18,7 @@ LARGEST = 1e30  # of a number that is shown: sums and squares of it are numbers,
 FILES, ROWS = 64, 200_000  # of metrics that are kept at most: files, and rows of all
 NUMBERS = (
     *("loss", "eval_loss", "perplexity", "lr", "grad_norm", "tokens_per_s", "step_ms", "comm_ms"),
-    *("memory_mb", "sent_mb", "mfu"),
+    *("memory_mb", "sent_mb", "mfu", "gpu_busy"),
 )
 _LOCK = threading.Lock()
 _KNOWN: dict[tuple[str, str, str], tuple[tuple[int, int, int], list[dict[str, Any]]]] = {}  # the last used one last

@@ -1,12 +1,12 @@
-"""`/v1/nodes`, `/v1/qos`, `/v1/reservations` and `/v1/size`."""
+"""`/v1/nodes`, `/v1/qos`, `/v1/reservations`, `/v1/verify/reports` and `/v1/size`."""
 
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from rocstack.client.answers import ListOf, NodeAnswer, QosAnswer, ReservationAnswer
+from rocstack.client.answers import ListOf, NodeAnswer, QosAnswer, ReservationAnswer, VerifyReportAnswer
 from rocstack.service.identity import Caller
 from rocstack.service.routes import Person, Serving, page
 from rocstack.service.service import Service
@@ -57,6 +57,25 @@ async def qos(service: Serving, caller: Person) -> dict[str, Any]:
 async def reservations(service: Serving, caller: Person) -> dict[str, Any]:
     found = await service.slurm.reservations(caller.token)
     return page([each.to_dict() | {"id": each.name, "object": "reservation"} for each in found], False)
+
+
+@router.get(
+    "/verify/reports",
+    tags=["cluster"],
+    summary="The last report of `rocstack verify` to each level, the newest first",
+    response_model=ListOf[VerifyReportAnswer],
+)
+async def verify_reports(service: Serving, caller: Person) -> dict[str, Any]:
+    return page(await anyio.to_thread.run_sync(service.reports.rows), False)
+
+
+@router.get(
+    "/verify/reports/{report}", tags=["cluster"], summary="A whole report, as report.json", response_model=None,
+    responses={200: {"content": {"application/json": {"schema": {"type": "object", "additionalProperties": True}}}}},
+)  # fmt: skip
+async def verify_report(service: Serving, caller: Person, report: str) -> Response:
+    found = await anyio.to_thread.run_sync(service.reports.get, report)
+    return Response(await anyio.to_thread.run_sync(found.run.dumps), media_type="application/json")
 
 
 @router.post("/size", tags=["cluster"], summary="What a model needs, and how fast it would be")

@@ -17,6 +17,7 @@ from rocstack.service.identity import Doorkeeper
 from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
+from rocstack.service.reports import VerifyReports
 from rocstack.service.serving import ModelServers
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
@@ -39,6 +40,7 @@ class Service:
     jobs: Jobs
     tuning: Tuning
     servers: ModelServers
+    reports: VerifyReports
     door: Doorkeeper
     stopping: asyncio.Event
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -63,8 +65,10 @@ class Service:
         tuning = Tuning(settings, jobs, files, models, stopping)
         servers = ModelServers(settings, jobs, models, storage)
         door = Doorkeeper(slurm, settings.users)
+        reports = VerifyReports(Path(settings.reports))
         return cls(
-            settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, door, stopping
+            settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, reports, door,
+            stopping,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -26,6 +26,7 @@ class SlurmJob:
     qos: str
     nodes: int
     where: str  # node list
+    gpus: int  # that it has or, while it waits, asks for; of all nodes together
     submitted: int
     start: int  # of one that waits: when Slurm expects it to start, or 0
     ended: int
@@ -64,6 +65,7 @@ class SlurmJob:
             qos=text(row.get("qos")),
             nodes=whole(row.get("node_count")),
             where=text(row.get("nodes")),
+            gpus=_all_gpus(row.get("tres_alloc_str")) or _all_gpus(row.get("tres_req_str")),
             submitted=whole(row.get("submit_time")),
             start=whole(row.get("start_time")),
             ended=whole(row.get("end_time")) if over else 0,  # of one that runs, it is its limit
@@ -92,6 +94,7 @@ class SlurmJob:
             qos=text(row.get("qos")),
             nodes=whole(row.get("allocation_nodes")),
             where="" if where == "None assigned" else where,
+            gpus=_counted(map_of(row.get("tres")), "allocated") or _counted(map_of(row.get("tres")), "requested"),
             submitted=whole(times.get("submission")),
             start=whole(times.get("start")),
             ended=whole(times.get("end")),
@@ -194,6 +197,17 @@ class SlurmReservation:
 def gpus(gres: str) -> int:
     """`gpu:mi300x:8(S:0-1)` is 8."""
     return sum(int(found) for found in _GPUS.findall(gres))
+
+
+def _all_gpus(tres: object) -> int:
+    """`cpu=384,node=2,gres/gpu=16,gres/gpu:mi300x=16` is 16."""
+    found = re.search(r"(?:^|,)gres/gpu=(\d{1,7})(?:,|$)", text(tres))
+    return int(found[1]) if found else 0
+
+
+def _counted(tres: Mapping[str, Any], key: str) -> int:
+    rows = rows_of(tres, key)
+    return next((whole(row.get("count")) for row in rows if (row.get("type"), row.get("name")) == ("gres", "gpu")), 0)
 
 
 def rows_of(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

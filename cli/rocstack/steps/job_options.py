@@ -71,6 +71,13 @@ class ServeOptions:
     nic: Nic = None
     gpus: Annotated[str, Flag("GPUs to give: all, none, or numbers such as 0,2-3.")] = "all"
     container: Annotated[str | None, Flag("Name of the container.", metavar="NAME")] = None
+    replicas: Annotated[
+        int | None, Flag("Start so many on the cluster instead, as jobs of its service.", metavar="N", least=1)
+    ] = None
+    inventory: ClusterInventory = None
+    user: Annotated[str | None, Flag("Whose jobs they are; default: you, or the cluster's only user.")] = None
+    time: Annotated[str | None, Flag("Time limit of the jobs: 90m, 12h, 7d; default: the partition's.")] = None
+    partition: Annotated[str | None, Flag("Partition of the jobs; default: the cluster's default one.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from rocstack.base.errors import BadInput, Missing, RocstackError
 from rocstack.steps.options import VerifyOptions, duration, inventory_path, settings
 from rocstack.verify import drain as draining
-from rocstack.verify import history, proved, suite
+from rocstack.verify import history, proved, service_report, suite
 from rocstack.verify.drain import Drained
 from rocstack.verify.result import Run
 
@@ -19,7 +19,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True)
 class VerifyResult:
     """A run, the folder of its report, and the sentence about what is stored as proved. `news`: whether that changed;
-    `problem`: why it could not be stored."""
+    `problem`: why it could not be stored; `shown`: what the service shows of it, or why it doesn't."""
 
     run: Run
     folder: Path
@@ -27,6 +27,7 @@ class VerifyResult:
     stored: str = ""
     news: bool = False
     problem: str = ""
+    shown: str = ""
 
     @property
     def ok(self) -> bool:
@@ -154,4 +155,5 @@ def _stored(run: Run, folder: Path, inventory: Path, runs: Path) -> VerifyResult
         kept = proved.keep(run, inventory, runs)
     except RocstackError as error:
         return VerifyResult(run, folder, inventory, problem=error.what)
-    return VerifyResult(run, folder, inventory, kept.sentence, kept.news)
+    shown = service_report.give(run, inventory) if settings().cluster.service else ""
+    return VerifyResult(run, folder, inventory, kept.sentence, kept.news, shown=shown)

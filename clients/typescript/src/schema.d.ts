@@ -772,6 +772,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/verify/reports": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The last report of `rocstack verify` to each level, the newest first */
+        get: operations["verify_reports_v1_verify_reports_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/verify/reports/{report}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A whole report, as report.json */
+        get: operations["verify_report_v1_verify_reports__report__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -1009,6 +1043,25 @@ export interface components {
         ListOf_ServiceJob_: {
             /** Data */
             data: components["schemas"]["ServiceJob"][];
+            /** First Id */
+            first_id: string | null;
+            /** Has More */
+            has_more: boolean;
+            /** Last Id */
+            last_id: string | null;
+            /**
+             * Object
+             * @constant
+             */
+            object: "list";
+        };
+        /**
+         * ListOf
+         * @description A page. `last_id` as `after` gives the next one.
+         */
+        ListOf_VerifyReportAnswer_: {
+            /** Data */
+            data: components["schemas"]["VerifyReportAnswer"][];
             /** First Id */
             first_id: string | null;
             /** Has More */
@@ -1484,6 +1537,55 @@ export interface components {
             mime_type?: string;
             /** Purpose */
             purpose: string;
+        };
+        /**
+         * VerifiedNode
+         * @description `failed` are the checks that fail there; `why` says why it was not judged, or is absent.
+         */
+        VerifiedNode: {
+            /** Failed */
+            failed: string[];
+            /** Name */
+            name: string;
+            /**
+             * State
+             * @enum {string}
+             */
+            state: "passing" | "failing" | "not judged" | "absent";
+            /** Why */
+            why: string;
+        };
+        /**
+         * VerifyReportAnswer
+         * @description `proved` is the highest level of which nothing is missing, `verdict` the run in a sentence, `failed` the checks
+         *     that fail; a `virtual` cluster's numbers tell nothing of real hardware.
+         */
+        VerifyReportAnswer: {
+            /** Cluster */
+            cluster: string;
+            /** Created At */
+            created_at: number | null;
+            /** Failed */
+            failed: string[];
+            /** Id */
+            id: string;
+            /** Level */
+            level: number;
+            /** Nodes */
+            nodes: components["schemas"]["VerifiedNode"][];
+            /**
+             * Object
+             * @constant
+             */
+            object: "verify_report";
+            /** Passed */
+            passed: boolean;
+            /** Proved */
+            proved: number | null;
+            /** Verdict */
+            verdict: string;
+            /** Virtual */
+            virtual: boolean;
         };
     };
     responses: never;
@@ -3103,6 +3205,68 @@ export interface operations {
                 };
             };
         };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        [key: string]: unknown;
+                    };
+                };
+            };
+            /** @description What can't be done, and why */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    verify_reports_v1_verify_reports_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ListOf_VerifyReportAnswer_"];
+                };
+            };
+            /** @description What can't be done, and why */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    verify_report_v1_verify_reports__report__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                report: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
         responses: {
             /** @description Successful Response */
             200: {

@@ -18,6 +18,8 @@ check(listed.data.some((each) => each.id === made.id), "the job is listed");
 const path = { job: made.id };
 check((await answered(client.GET("/v1/jobs/{job}/log", { params: { path } }))).text === "", "no log yet");
 check((await answered(client.GET("/v1/nodes"))).data[0]?.gpus === 8, "nodes have GPUs");
+const [report] = (await answered(client.GET("/v1/verify/reports"))).data;
+check(report?.failed.includes("gpu-count") === true && report.nodes[1]?.state === "failing", "the last verify report");
 check((await answered(client.GET("/v1/recipes"))).data.some((each) => each.id === "finetune"), "recipes");
 check((await answered(client.POST("/v1/jobs/{job}/cancel", { params: { path } }))).status === "cancelled", "cancelled");
 try {

@@ -87,6 +87,7 @@ def test_scaling_is_speed_per_rank_beside_the_first_count(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_scaling_of_the_real_command() -> None:
     done = bench_command("scaling", "--counts", "1", "--json", "--train.steps=4", *SMALL)
     assert done.returncode == 0, done.stderr

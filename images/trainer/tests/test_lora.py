@@ -370,6 +370,7 @@ def answers(base: Path, adapter: Path, merged: Path) -> tuple[str, str, float, f
     return said[0], said[1], before, after
 
 
+@pytest.mark.slow
 def test_from_conversations_to_an_answer(base: Path, talks: Path, tmp_path: Path) -> None:
     """Two ranks, one of which is killed; the same command goes on to the same bits as a run that nobody killed."""
     asked = [*SMALL, "--ranks=2", f"--model.path={base}", f"--data.path={talks}", "--data.seq_len=64", "--lora.rank=8"]
@@ -412,6 +413,7 @@ def test_from_conversations_to_an_answer(base: Path, talks: Path, tmp_path: Path
 SHARDED = ("parallel.shard=2", "parallel.compress=none")
 
 
+@pytest.mark.slow
 @needs_fsdp
 def test_a_model_in_slices_trains_the_same_adapters(base: Path, talks: Path, tmp_path: Path) -> None:
     """Four ranks, two of which share a model; checkpoints of one layout go on in the other, to the same bits in the

@@ -125,8 +125,14 @@ def peak(rank: Rank, config: Config) -> int:
     return found[0]
 
 
+MORE = [(1, "layers"), (2, "none")]
+
+
 @needs_fsdp
-@pytest.mark.parametrize(("world", "recompute"), [(1, "none"), (1, "layers"), (2, "none"), (2, "layers")])
+@pytest.mark.parametrize(
+    ("world", "recompute"),
+    [(1, "none"), (2, "layers"), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in MORE)],
+)
 def test_a_real_step_takes_what_the_arithmetic_says(world: int, recompute: str) -> None:
     """Of one rank, and of two that share the model."""
     asked = (f"train.recompute={recompute}", f"parallel.shard={world}", f"train.batch={16 * world}")

@@ -10,7 +10,7 @@ from conftest import lines, small, trained
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.report import flops, metrics
+from rocstack_trainer.report import flops, gpus, metrics
 from rocstack_trainer.report.metrics import Report, Step
 
 CPU = torch.device("cpu")
@@ -78,6 +78,46 @@ def test_on_a_cpu_there_is_no_mfu() -> None:
     made.summary("ab")
     assert "mfu" not in out.getvalue().lower()
     assert made.steps[0].mfu is None
+
+
+def sysfs(folder: Path, *said: str | None) -> list[Path]:
+    """A card each; one that says nothing is not amdgpu's."""
+    (dev := folder / "dev").mkdir()
+    for number, text in enumerate(said, 128):
+        (device := folder / f"sys/renderD{number}/device").mkdir(parents=True)
+        (dev / f"renderD{number}").touch()
+        if text is not None:
+            (device / "gpu_busy_percent").write_text(text)
+    return gpus.usable(folder / "sys", dev)
+
+
+def test_how_busy_the_gpus_are_that_the_job_may_use(tmp_path: Path) -> None:
+    found = sysfs(tmp_path, "98\n", "90\n", None)
+    (tmp_path / "dev/renderD129").unlink()  # another job's
+    assert gpus.busy(found) == 94
+    assert gpus.busy(gpus.usable(tmp_path / "sys", tmp_path / "dev")) == 98
+    found[0].write_text("")
+    assert gpus.busy(found) is None
+
+
+def test_without_an_amdgpu_it_is_unknown_and_no_zero(tmp_path: Path) -> None:
+    assert gpus.busy(sysfs(tmp_path, None)) is None
+    made, _ = report()
+    made.start("", 6e9, CPU)
+    made.step(step())
+    assert made.steps[0].gpu_busy is None
+
+
+def test_a_gpu_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, _ = report(Output(metrics=str(tmp_path / "m")))
+    made.gpus = sysfs(tmp_path, "40")
+    made.step(step(1))
+    made.gpus[0].write_text("60")
+    made.step(step(2))
+    monkeypatch.setattr(metrics, "BUSY_S", 0.0)
+    made.busy = 0.0, None
+    made.step(step(3))
+    assert [row["gpu_busy"] for row in lines(tmp_path / "m")] == [40, 40, 60]
 
 
 @pytest.mark.parametrize(("columns", "titles"), [("30", "step loss tokens/s"), ("75", None), ("400", None)])

@@ -64,6 +64,7 @@ def test_ranks_start_again_and_reach_the_same_weights(tmp_path: Path, straight: 
     assert sorted({line["step"] for line in lines(metrics)}) == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_torchrun_without_libuv_starts_them_again_too(tmp_path: Path, straight: str) -> None:
     """Its rendezvous in a file, and no TCPStore of its own: the two that would ask for libuv."""
     metrics = tmp_path / "m.jsonl"

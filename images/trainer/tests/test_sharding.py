@@ -103,9 +103,14 @@ def test_computing_layers_again_changes_no_bit(tmp_path: Path) -> None:
     assert losses(tmp_path, "a", 2, "train.recompute=layers") == losses(tmp_path, "b", 2, "train.recompute=none")
 
 
+MORE = [("none", "true"), ("int8", "false")]
+
+
 @needs_fsdp
-@pytest.mark.parametrize("codec", ["none", "int8"])
-@pytest.mark.parametrize("background", ["true", "false"])
+@pytest.mark.parametrize(
+    ("codec", "background"),
+    [("none", "false"), ("int8", "true"), *(pytest.param(*rest, marks=pytest.mark.slow) for rest in MORE)],
+)
 def test_a_resumed_sharded_run_is_bitwise_the_same(tmp_path: Path, codec: str, background: str) -> None:
     asked = ("parallel.shard=2", f"parallel.compress={codec}", f"checkpoint.background={background}", "train.min_lr=1")
     asked += ("train.warmup=0", "checkpoint.every=3", *ODD)

@@ -241,6 +241,7 @@ def test_looking_seldom_and_reading_ahead_changes_no_bit(tmp_path: Path, ahead: 
     assert len(found[1]) == 11
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a compiler here")
 def test_compiled_layers_learn_the_same(tmp_path: Path) -> None:
     for name in ("true", "false"):

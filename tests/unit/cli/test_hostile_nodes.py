@@ -57,39 +57,42 @@ tried: Counter[str] = Counter()  # by program
 Read = Callable[[Any], Any]
 
 
-@pytest.fixture(params=[True, False], ids=["terminal", "file"])
-def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What a person sees, without our own colours; nothing in it steers the terminal."""
-    file = io.StringIO()
+class Screen(io.StringIO):
+    """What a person sees, and the texts and values that are tried on it: on a terminal all, in a file, where the same
+    code writes without controls, one in `step`."""
+
+    def __init__(self, mark: Path, step: int) -> None:
+        super().__init__()
+        self.texts, self.values = hostile.texts(mark)[::step], hostile.values()[::step]
+
+
+@pytest.fixture(params=[1, 5], ids=["terminal", "file"])
+def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Screen]:
+    """Without our own colours; nothing in it steers the terminal, and nothing that a text asks for is done."""
+    file = Screen(tmp_path / "ran", request.param)
     for terminal in (ui.out, ui.err):
         console = Console(
-            file=file, force_terminal=request.param, color_system=None, width=100_000, highlight=False, emoji=False,
-            soft_wrap=True, legacy_windows=False,
+            file=file, force_terminal=request.param == 1, color_system=None, width=100_000, highlight=False,
+            emoji=False, soft_wrap=True, legacy_windows=False,
         )  # fmt: skip
         monkeypatch.setitem(vars(terminal), "console", console)
     yield file
     assert hostile.steers(file.getvalue()) == ""
-
-
-@pytest.fixture
-def mark(tmp_path: Path) -> Iterator[Path]:
-    """What no text brings about."""
-    yield tmp_path / "ran"
     assert not (tmp_path / "ran").exists()
 
 
-def spread(program: str, answer: Any, read: Read, mark: Path, *, every: int = 1) -> Iterator[tuple[str, Any]]:
+def spread(program: str, answer: Any, read: Read, screen: Screen, *, every: int = 1) -> Iterator[tuple[str, Any]]:
     """Puts each text and value into each field, and gives for each text what `read` makes of an answer that has it
     wherever `read` takes it. `read` raises ValueError or an error of ours for what it refuses. With `every` a text
     goes into one of so many fields at a time, and all get it in turn: for answers of thousands of fields."""
     places = list(hostile.fields(answer))
     keys = [loc for loc in places if isinstance(loc[-1], str)]
-    for value in hostile.values():
+    for value in screen.values:
         for loc in places[::every]:
             tried[program] += 1
             taken(read, hostile.changed(answer, loc, value))
     leaves = [loc for loc in places if isinstance(hostile.at(answer, loc), str)]
-    for number, text in enumerate(hostile.texts(mark)):
+    for number, text in enumerate(screen.texts):
         for loc in keys[number % every :: every]:
             tried[program] += 1
             taken(read, hostile.renamed(answer, loc, text))
@@ -127,7 +130,7 @@ def known() -> dict[str, Any]:
     return data
 
 
-def test_facts(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recording in it is tried by itself."""
     data = known()
     node = facts.of_dict("n1", data)
@@ -137,23 +140,23 @@ def test_facts(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch)
     def read(changed: Any) -> facts.NodeFacts:
         return node.model_copy(update=dict(parse(FactsAnswer, changed)))
 
-    for text, made in spread("facts", answer, read, mark):
+    for text, made in spread("facts", answer, read, screen):
         if made:
             state = of_cluster(made, SlurmState(), Journal())
             operate._show(status.status(state))
             assert shown(screen, text)
 
 
-def test_journal(screen: io.StringIO, mark: Path) -> None:
+def test_journal(screen: Screen) -> None:
     answer = {**hostile.sample(Journal), "schema": journal.SCHEMA}
-    for text, made in spread("journal", answer, lambda data: journal.loads(json.dumps(data)), mark):
+    for text, made in spread("journal", answer, lambda data: journal.loads(json.dumps(data)), screen):
         if made:
             operate._show(status.status(of_cluster(None, SlurmState(why=text), made)))
             assert shown(screen, text)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_modules(screen: io.StringIO, task: str, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules(screen: Screen, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they come back from Ansible, of a node that did it and of one that failed."""
     run = ansible.run
 
@@ -166,7 +169,7 @@ def test_modules(screen: io.StringIO, task: str, mark: Path, monkeypatch: pytest
 
     answer = {**hostile.sample(TASKS[task][1]), "msg": "x", "cause": "x", "module_stderr": "", "exception": "x"}
     display = nodes_display.NodesDisplay()
-    for text, node in spread(f"rocstack_{task.lower()}", answer, read, mark):
+    for text, node in spread(f"rocstack_{task.lower()}", answer, read, screen):
         if node:
             display.end("n1", str(node.answers[task]))
             display.end("n1", node.reason, ok=False)
@@ -176,11 +179,11 @@ def test_modules(screen: io.StringIO, task: str, mark: Path, monkeypatch: pytest
     monkeypatch.setattr(ansible, "run", run)
 
 
-def test_lock(screen: io.StringIO, mark: Path) -> None:
+def test_lock(screen: Screen) -> None:
     answer = {"who": "x", "pid": 1, "since": "x", "fence": 1}
-    for _, who in spread("lock", answer, lambda data: locks.holder(json.dumps(data)), mark):
+    for _, who in spread("lock", answer, lambda data: locks.holder(json.dumps(data)), screen):
         ui.print_error(_held(who))
-    for text in hostile.texts(mark):
+    for text in screen.texts:
         ui.print_error(_held(locks.holder(text)))
         ui.print_error(ssh.SshHost("n1").error("no lock on", text))
 
@@ -191,15 +194,15 @@ def _held(who: str) -> RocstackError:
     return CheckFailed.of("deploy-running", holder=who, path="/x", host="n1", silence=30)
 
 
-def test_history(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = hostile.sample(history.DeployRecord)
-    for _, found in spread("history", answer, lambda data: history.parse([json.dumps(data)], "{}"), mark):
+    for _, found in spread("history", answer, lambda data: history.parse([json.dumps(data)], "{}"), screen):
         monkeypatch.setattr("rocstack.steps.deploy.history", lambda _, it=found: it)
         with pytest.raises(typer.Exit):
             operate._show_history(None, json=False)  # type: ignore[arg-type]
 
 
-def test_slurm(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the control node answers `status`; the names in it are hostlists, too."""
     answer = {
         "nodes": {"nodes": [{"name": "n1", "state": ["IDLE"], "reason": "x", "cpus": 8, "alloc_cpus": {"number": 1},
@@ -214,17 +217,17 @@ def test_slurm(screen: io.StringIO, mark: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(ssh, "run", lambda *_: ssh.subprocess.CompletedProcess([], 0, said, ""))
         return read_slurm(ssh.SshHost("n1"))
 
-    for _, made in spread("slurm", answer, read, mark):
+    for _, made in spread("slurm", answer, read, screen):
         operate._show(status.status(of_cluster(node, made, Journal())))
-    for text in hostile.texts(mark):
+    for text in screen.texts:
         monkeypatch.setattr(ssh, "run", lambda *_, it=text: ssh.subprocess.CompletedProcess([], 1, it, it))
         operate._show(status.status(of_cluster(node, read_slurm(ssh.SshHost("n1")), Journal())))
 
 
-def test_logs(screen: io.StringIO, mark: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs(screen: Screen, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A container's, as `rocstack logs` shows them: the lines may be any bytes."""
     said = b"\n".join(text.encode(errors="surrogateescape") if text != "\ud800" else b"\xff\xfe\x1b]0;x\x07"
-                      for text in hostile.texts(mark) if "\ud83d" not in text)  # fmt: skip
+                      for text in screen.texts if "\ud83d" not in text)  # fmt: skip
     (tmp_path / "log").write_bytes(said)
     for stdin in (subprocess.DEVNULL, subprocess.PIPE):
         assert operate._relay(["sh", "-c", "cat $0/log; cat $0/log >&2; exit 3", str(tmp_path)], stdin) == 3
@@ -233,7 +236,7 @@ def test_logs(screen: io.StringIO, mark: Path, tmp_path: Path, capfd: pytest.Cap
     assert not hostile.steers(out + err).replace("\t", "")
 
 
-def test_profiles(screen: io.StringIO, mark: Path) -> None:
+def test_profiles(screen: Screen) -> None:
     """As a file has them; what probe and doctor show of them, and the fabric's environment."""
     shape, table = TypeAdapter(NodeProfile), finding_texts.load()
     for name in ("mi300x-thor2", "mi250x-slingshot"):
@@ -244,7 +247,7 @@ def test_profiles(screen: io.StringIO, mark: Path) -> None:
         def read(data: Any) -> NodeProfile:
             return shape.validate_json(json.dumps(data))
 
-        for _, node in spread("profile", answer, read, mark, every=23):
+        for _, node in spread("profile", answer, read, screen, every=23):
             if node:
                 probe._show((node,))
                 probe._show((node, real))
@@ -255,7 +258,7 @@ def test_profiles(screen: io.StringIO, mark: Path) -> None:
                     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", key) for key in env)
 
 
-def test_recordings(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:
+def test_recordings(screen: Screen, tmp_path: Path) -> None:
     """As a collector packs them; and as `probe --record` writes them."""
     answer = json.loads((DATA / "facts/n1.json").read_text())["recording"]
 
@@ -263,7 +266,7 @@ def test_recordings(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:
         return Recording.from_dict(data)
 
     folder = tmp_path / "a/b/c/record"
-    for number, (_, made) in enumerate(spread("recording", answer, read, mark, every=97)):
+    for number, (_, made) in enumerate(spread("recording", answer, read, screen, every=97)):
         if made and number % 8 == 0:  # the rest of it takes long
             (node,) = recordings.profiles([made])
             probe._show((node,))
@@ -291,20 +294,20 @@ def test_a_recording_that_leads_out_of_its_tree(change: dict[str, Any]) -> None:
         Recording.from_dict({**Recording().to_dict(), **change})
 
 
-def test_log_files(screen: io.StringIO, mark: Path) -> None:
+def test_log_files(screen: Screen) -> None:
     """Known texts with hostile ones around and in them."""
     table = finding_texts.load()
     examples = [entry.example for entry in table.values() if entry.text]
-    for number, text in enumerate(hostile.texts(mark)):
+    for number, text in enumerate(screen.texts):
         lines = []
-        for example in examples[number % 3 :: 3]:
+        for example in examples[number % 12 :: 12]:
             tried["log"] += 3
             lines += [text + example, example + text, example.replace(" ", f" {text} ", 1)]
         report = logscan.scan(["\n".join(lines).encode(errors="surrogatepass")], table)
         doctor._show_log(report, DoctorOptions(log="x.log"))
 
 
-def test_reports(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:
+def test_reports(screen: Screen, tmp_path: Path) -> None:
     """report.json, what `verify` shows of it, and its exports: no tag, attribute or file that another has not."""
     answer = hostile.sample(Run)
     result = {**answer["results"][0], "state": "failed", "drawings": {}}
@@ -314,7 +317,7 @@ def test_reports(screen: io.StringIO, mark: Path, tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
     shape = TypeAdapter(Run)
-    for _, run in spread("report", answer, lambda data: shape.validate_json(json.dumps(data)), mark):
+    for _, run in spread("report", answer, lambda data: shape.validate_json(json.dumps(data)), screen):
         if run:
             verify_report.show(run, folder)
             for result in run.results:
@@ -348,12 +351,12 @@ EVIDENCE = {name.lower(): shape for name, shape in vars(evidence).items() if isi
 
 
 @pytest.mark.parametrize("name", EVIDENCE)
-def test_evidence(name: str, screen: io.StringIO, mark: Path) -> None:
+def test_evidence(name: str, screen: Screen) -> None:
     """What the programs of the suite answer on nodes."""
     known = json.loads((DATA / "verify/evidence.json").read_text())[name]
     every = 211 if name == "cluster" else 11  # its profiles are tried by themselves
     for _ in spread(
-        f"evidence {name}", known, lambda data: evidence.parse(name, EVIDENCE[name], data), mark, every=every
+        f"evidence {name}", known, lambda data: evidence.parse(name, EVIDENCE[name], data), screen, every=every
     ):
         pass
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_adapters as tiny
 from cli_run import Cli
+
+from rocstack.edge import ssh
+from rocstack.edge.ssh import SshHost
+from rocstack.jobs import remote
 
 
 @pytest.fixture
@@ -47,6 +56,7 @@ def test_on_this_machine(cli: Cli, model: Path) -> None:
         (["tiny", "--listen", "nonsense"], "serve-settings"),
         (["tiny", "--max-rank", "7"], "serve-settings"),
         (["tiny", "--", "--port=1"], "engine-argument"),
+        (["tiny", "--time", "8h"], "bad-value"),
     ],
 )
 def test_what_is_refused(cli: Cli, model: Path, words: list[str], code: str) -> None:
@@ -59,3 +69,93 @@ def test_without_vllm(cli: Cli, model: Path) -> None:
     ran = cli("serve", "tiny", "--here", "--json", env={"PATH": "/nonexistent"})
     assert ran.code == 3
     assert json.loads(ran.out or ran.err)["error"]["code"] in ("no-vllm", "no-serve-extra")
+
+
+REFUSED = json.dumps({"status": 400, "text": json.dumps({"error": {"message": "no\x1b[1m"}})})
+
+
+@dataclass
+class ServedSite:
+    """A cluster whose service answers `said`."""
+
+    said: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def run(self, ssh_host: Any, line: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+        assert "good" not in shlex.join(line), "a token in a process list"
+        self.asked.append(json.loads(text))
+        return subprocess.CompletedProcess(line, 0, self.said, "Error: no such container")
+
+    def answer(self, status: int, found: Any) -> None:
+        self.said = json.dumps({"status": status, "text": json.dumps(found)})
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServedSite:
+    (tmp_path / "rocstack.yml").write_text(
+        "inventory: inventory.yml\ncluster:\n  mounts: [/shared]\n  service: on\n  users: {alice: {uid: 2000}}\n"
+    )
+    (tmp_path / "inventory.yml").write_text("control: {hosts: {n1: }}\nworkers: {hosts: {n1: }}\n")
+    found = ServedSite()
+    node = SimpleNamespace(inventory=SimpleNamespace(control=SimpleNamespace(host="10.0.0.1")), ssh_host=SshHost("n1"))
+    node.token = lambda user, seconds: f"good-{user}"
+    monkeypatch.setattr(remote, "controller", lambda path: node)
+    monkeypatch.setattr(ssh, "run", found.run)
+    return found
+
+
+def test_replicas_are_jobs_of_the_service(cli: Cli, served: ServedSite) -> None:
+    row = {"id": "job-1", "object": "server", "model": "org/tiny", "status": "queued", "why": "\x1b[31mPriority"}
+    served.answer(200, {"object": "list", "data": [row, row | {"id": "job-2"}]})
+    words = ("serve", "/shared/models/org/tiny", "--replicas", "2", "--time", "8h", "--", "--max-model-len=512")
+    ran = cli(*words)
+    assert ran.code == 0, ran.err
+    assert "\x1b" not in ran.out + ran.err
+    assert "job-2" in ran.out
+    assert "https://10.0.0.1:8443/v1" in ran.err
+    body = {"model": "org/tiny", "replicas": 2, "max_rank": 64, "resident": 32, "arguments": ["--max-model-len=512"]}
+    call = {"token": "good-alice", "method": "POST", "path": "/v1/servers", "body": body | {"time": "8h"}}
+    assert served.asked == [call]
+    assert json.loads(cli(*words[:4], "--json").out)["servers"][1]["id"] == "job-2"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["org/tiny", "--here"], "bad-value"),
+        (["org/tiny", "--adapters", "adapters"], "bad-value"),
+        (["org/tiny", "--print"], "bad-value"),
+        (["/elsewhere/tiny"], "not-among-models"),
+        (["org/tiny", "--user", "eve"], "unknown-user"),
+        (["org/tiny", "--", "--port=1"], "engine-argument"),
+    ],
+)
+def test_what_is_refused_of_replicas(cli: Cli, served: ServedSite, words: list[str], code: str) -> None:
+    ran = cli("serve", "--replicas", "2", "--json", *words)
+    assert ran.code == 2
+    assert json.loads(ran.out or ran.err)["error"]["code"] == code
+    assert served.asked == []
+
+
+def test_without_a_service_there_are_no_replicas(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("serve", "tiny", "--replicas", "2", "--json")
+    assert ran.code == 2
+    assert json.loads(ran.out or ran.err)["error"]["code"] == "no-service-for-replicas"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "why"),
+    [
+        (REFUSED, "service-says-no", "no\\x1b[1m"),
+        ('{"status": 200, "text": "<html>"}', "service-silent", "no such container"),
+        ("", "service-silent", "no such container"),
+        ("[" * 10_000, "service-silent", "no such container"),
+    ],
+    ids=["refused", "no answer of ours", "nothing", "deep"],
+)
+def test_a_service_that_says_no_or_nothing(cli: Cli, served: ServedSite, said: str, code: str, why: str) -> None:
+    served.said = said
+    ran = cli("serve", "org/tiny", "--replicas", "2", "--json")
+    error = json.loads(ran.out or ran.err)["error"]
+    assert (ran.code, error["code"]) == (1, code)
+    assert why in error["what"]

@@ -10,6 +10,7 @@ from rocstack.base.errors import BadInput
 from rocstack.cluster import service
 from rocstack.cluster.service import ClusterService, SiteServer
 from rocstack.cluster.settings import ClusterSettings
+from rocstack.serve.settings import PeopleOfService
 from rocstack.settings.settings import load
 
 SHARED = "cluster:\n  mounts: [/nfs:/shared, /models:/models:ro]\n  "
@@ -47,7 +48,7 @@ def test_off_on_and_more(text: str, expected: ClusterService | None, tmp_path: P
     ],
 )  # fmt: skip
 def test_the_address_of_a_server_ends_before_v1(url: str, kept: str) -> None:
-    assert SiteServer(model="x", url=url).url == kept
+    assert SiteServer(model="x", url=url).url == PeopleOfService(url=url).url == kept
 
 
 def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:

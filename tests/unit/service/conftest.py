@@ -52,7 +52,8 @@ class Site:
 def settings(folder: Path, **limits: int) -> ServiceSettings:
     return ServiceSettings(
         cluster="test", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
-        database=f"sqlite:///{folder}/service.db", users=PEOPLE, limits=ClusterServiceLimits(**limits),
+        database=f"sqlite:///{folder}/service.db", reports=str(folder / "reports"),
+        users=PEOPLE, limits=ClusterServiceLimits(**limits),
     )  # fmt: skip
 
 

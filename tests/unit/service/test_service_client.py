@@ -65,6 +65,7 @@ def test_the_cluster_sizes_and_servers(url: str) -> None:
         assert [each["gpus"] for each in client.nodes()] == [8, 8]
         assert "normal" in [each["name"] for each in client.qos()]
         assert client.reservations() == []
+        assert client.verify_reports() == []
         assert client.size("llama-3.1-8b", nodes=1)["fits"]
         assert client.servers() == []
         assert [each["model"] for each in client.serve("org/tiny", replicas=2)] == ["org/tiny", "org/tiny"]
@@ -86,6 +87,9 @@ def test_the_awaited_one(url: str, slurm: FakeSlurmrestd) -> None:
                 assert await ask()
             assert await client.reservations() == []
             assert await client.servers() == []
+            assert await client.verify_reports() == []
+            with pytest.raises(RequestFailed, match="no verify report"):
+                await client.verify_report("none")
             assert (await client.recipe("mine"))["id"] == "mine"
             assert (await client.size("llama-3.1-8b"))["model"]
             assert len(await client.events(job["id"])) >= 2

@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from conftest import CHAT, Site, lines
-from fake_slurmrestd import FakeSlurmrestd, token
+from fake_slurmrestd import FakeSlurmrestd, recorded, token
 
 from rocstack.service import jobs, page
 from rocstack.service.curve import curve
+from rocstack.service.slurm_answers import SlurmJob
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -100,6 +101,38 @@ async def test_a_job_from_the_form_to_its_end(site: Site, slurm: FakeSlurmrestd)
     assert "Run again" in after
     assert ">Cancel<" not in after
     assert "30m" in after
+
+
+async def test_the_use_of_gpus_and_what_is_not_known_of_it(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, alice = browser(site), site.of("alice")
+
+    async def numbers(key: str) -> dict[str, str]:
+        part = (await page.get(f"/jobs/{key}/part")).text
+        return dict(re.findall(r"<dt>([^<]*)</dt><dd>(.*?)</dd>", part))
+
+    keys = []
+    for number, gpus in enumerate((8, 0), 100):
+        body = {"recipe": "mine", "arguments": ["hostname"], "nodes": 2, "gpus_per_node": gpus}
+        keys.append((await alice.post("/v1/jobs", json=body)).json()["id"])
+        slurm.set(number, "RUNNING", nodes="n[1-2]")
+    some, none = [await numbers(key) for key in keys]
+    assert (some["GPUs"], "unknown" in some["GPUs busy"]) == ("16", True)
+    assert (none["GPUs"], "GPUs busy" in none) == ("none", False)
+    rows = [{"step": n, "loss": 1.0, "gpu_busy": 90.0 + n, "mfu": 0.414, "memory_mb": 61400.0} for n in (1, 2)]
+    (site.data / "alice/jobs" / keys[0] / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    some = await numbers(keys[0])
+    assert (some["GPUs busy"], some["MFU"], some["MB of GPU memory"]) == ("92 %", "41.4%", "61,400")
+    assert "GPUs busy, %: 92 at step 2" in (await page.get(f"/jobs/{keys[0]}/part")).text
+    assert (await alice.get(f"/v1/jobs/{keys[0]}")).json()["slurm"]["gpus"] == 16
+
+
+def test_gpus_of_a_job_as_slurm_counts_them() -> None:
+    live, over = recorded("jobs")["jobs"][0], recorded("accounting")["jobs"][0]
+    assert SlurmJob.of(live).gpus == SlurmJob.of_accounting(over).gpus == 8
+    waits = live | {"tres_alloc_str": "", "tres_req_str": "cpu=1,node=2,billing=1,gres/gpu=16,gres/gpu:mi300x=16"}
+    assert SlurmJob.of(waits).gpus == 16
+    assert SlurmJob.of(live | {"tres_alloc_str": "cpu=1,xgres/gpu=3", "tres_req_str": None}).gpus == 0
+    assert SlurmJob.of_accounting(over | {"tres": {"allocated": "x", "requested": [{"type": "gres"}]}}).gpus == 0
 
 
 async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -201,9 +201,10 @@ async def resident(site: Site, job: str) -> list[dict[str, Any]]:
 
 async def test_a_request_to_a_model_may_be_larger_than_others(site: Site) -> None:
     tiny.base(site.service.models.folder / "org/small")
-    for size, code in ((2, "not-served"), (9, "request-too-large")):
+    for size, code, status in ((2, "not-served", 400), (9, "request-too-large", 413)):
         answer = await site.of("alice").post(CHAT, json=chat(BASE, "x" * (size << 20)))
-        assert answer.json()["error"]["code"] == code
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
     assert (await site.client.post(CHAT, json=chat(BASE, "x" * (2 << 20)))).status_code == 401
 
 

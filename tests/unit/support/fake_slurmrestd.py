@@ -44,6 +44,7 @@ class FakeSlurmrestd:
         self.lose = 0  # so many submissions are taken and not answered
         self.refuse = ""  # what Slurm says of a submission
         self.next = 100
+        self.nodes = 2
         self.address = ""  # of every node, in place of the recorded ones
 
     @property
@@ -105,8 +106,10 @@ class FakeSlurmrestd:
             rows = self.jobs if plugin == "slurm" else self.forgotten
             return httpx.Response(200, json={"jobs": list(rows.values()), "errors": [], "warnings": []})
         found = recorded(place)
-        if place == "nodes" and self.address:
-            for node in found["nodes"]:
+        if place == "nodes":
+            more = range(len(found["nodes"]) + 1, self.nodes + 1)
+            found["nodes"] += [found["nodes"][-1] | {"name": f"n{n}", "address": f"n{n}"} for n in more]
+            for node in found["nodes"] if self.address else ():
                 node["address"] = self.address
         return httpx.Response(200, json=found)
 
@@ -118,11 +121,15 @@ class FakeSlurmrestd:
         self.submitted.append({**body, "user": user})
         number, self.next = self.next, self.next + 1
         asked, row, now = body["job"], deepcopy(recorded("jobs")["jobs"][0]), int(time.time())
+        each = str(asked.get("tres_per_node", "")).removeprefix("gres/gpu:")
+        nodes, gpus = int(asked.get("nodes") or 1), int(each) if each.isdigit() else 0
+        tres = f"cpu=1,node={nodes}" + (f",gres/gpu={gpus * nodes}" if gpus else "")
         zero = {"set": True, "infinite": False, "number": 0}
         row |= {
             "job_id": number, "user_name": user, "job_state": ["PENDING"], "state_reason": "Resources",
             "comment": asked["comment"], "name": asked["name"], "nodes": "", "start_time": dict(zero),
-            "end_time": dict(zero), "current_working_directory": asked["current_working_directory"],
+            "tres_req_str": tres, "tres_alloc_str": tres, "end_time": dict(zero),
+            "current_working_directory": asked["current_working_directory"],
             "submit_time": {"set": True, "infinite": False, "number": now},
         }  # fmt: skip
         self.jobs[number] = row

@@ -195,7 +195,7 @@ def test_what_nodes_say_is_never_markup() -> None:
 
 
 def test_code_in_backticks_is_escaped_first() -> None:
-    assert page._words("run `a <b>` & c") == "run <code>a &lt;b&gt;</code> &amp; c"
+    assert page.words("run `a <b>` & c") == "run <code>a &lt;b&gt;</code> &amp; c"
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(2, 1_000_000), (1000, 5_000_000)])

@@ -12,7 +12,9 @@ from rocstack.base.levels import LEVELS
 from rocstack.base.text import count
 from rocstack.verify import compare, outliers, verdict
 from rocstack.verify.report import charts, drawings, failures, matrix, topology
-from rocstack.verify.result import Run
+from rocstack.verify.report.drawings import Drawings
+from rocstack.verify.report.topology import Picture
+from rocstack.verify.result import CheckResult, Run
 from rocstack.verify.verdict import NodeVerdict, RunVerdict
 
 ROWS = 100  # of a table of nodes
@@ -36,7 +38,7 @@ def html(run: Run, previous: Run | None = None) -> str:
         .render(
             run=run,
             verdict=judged,
-            mood=_mood(run, judged),
+            mood=mood(run, judged),
             when=_when(run.when),
             counts=[(state, states[state]) for state in WORDS if states[state]],
             levels=LEVELS,
@@ -55,7 +57,7 @@ def html(run: Run, previous: Run | None = None) -> str:
                 if (map := charts.heatmap(quantity))
             ],
             charts=[(result, chart) for result, each in drawn.curves if (chart := charts.chart(each))],
-            pictures=[(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)],
+            pictures=_pictures(drawn),
             unreadable=drawn.unreadable,
             comparison=compare.compare(previous, run) if previous else None,
             previous=previous,
@@ -64,11 +66,19 @@ def html(run: Run, previous: Run | None = None) -> str:
             words=WORDS,
         )
     )
-    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _seen(text)
+
+
+def topology_part(run: Run) -> Markup:
+    """The drawings of its nodes alone, to stand in another page; empty where there are none."""
+    pictures = _pictures(drawings.read(run))
+    if not pictures:
+        return Markup("")
+    return Markup(_seen(environment().get_template("topology.html.j2").render(run=run, pictures=pictures)))
 
 
 def environment() -> Environment:
-    """Of the report's templates, and of pictures that are drawn alike."""
+    """Of the templates of the report, and of pictures that are drawn alike."""
     found = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
@@ -76,17 +86,25 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": _words}
+    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": words}
     found.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
     return found
 
 
-def _words(text: str) -> Markup:
+def _seen(text: str) -> str:
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _pictures(drawn: Drawings) -> list[tuple[CheckResult, Picture]]:
+    return [(result, each) for result, drawing in drawn.topology for each in topology.pictures(drawing)]
+
+
+def words(text: str) -> Markup:
     """Escaped; what stands in backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _mood(run: Run, judged: RunVerdict) -> str:
+def mood(run: Run, judged: RunVerdict) -> str:
     """good, bad, or odd: nothing fails, but not every node was judged."""
     if judged.cluster or judged.names("failing") or not run.complete:
         return "bad"

@@ -21,7 +21,7 @@ import torch
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.report import curves, flops, series, trackers, wire
+from rocstack_trainer.report import curves, flops, gpus, series, trackers, wire
 
 # The most important first: a narrow terminal shows only those.
 COLUMNS = (
@@ -39,6 +39,7 @@ COLUMNS = (
     ("outer", "outer", "d"),
 )
 WIDTH, HEADER_EVERY = 10, 30
+BUSY_S = 1.0  # for which a GPU isn't asked again
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Step:
     this step.
 
     The report adds: `mfu`, the part of the devices' peak that the model used (None where that is unknown, and on
-    CPUs); `perplexity`, e to the eval_loss; `wire_mb`, what rank 0's host sent since the step before, by whatever
+    CPUs); `gpu_busy`, how busy the GPUs are that rank 0 may use on its host, in percent (None without an amdgpu);
+    `perplexity`, e to the eval_loss; `wire_mb`, what rank 0's host sent since the step before, by whatever
     process; `group`.
     """
 
@@ -70,6 +72,7 @@ class Step:
     eval_loss: float | None = None
     perplexity: float | None = None
     mfu: float | None = None
+    gpu_busy: float | None = None
     wire_mb: float = 0.0
     group: int = 0
 
@@ -84,6 +87,8 @@ class Report:
         self.shown = 0  # lines of the table
         self.wire, self.flops, self.title, self.end = wire.sent_bytes(), 0.0, "", 0
         self.first, self.began = 1, time.time()
+        self.gpus: list[Path] = []
+        self.busy: tuple[float, float | None] = 0.0, None  # until when it counts, and what was read
         self.file: FileIO | None = None
         self.asked = trackers.names(config.trackers)
         self.trackers: trackers.Trackers | None = None
@@ -97,6 +102,7 @@ class Report:
         """To be called before step number `first` of `steps`: from here on, bytes are counted. `title` is for the
         curves."""
         peak = flops.of(device)
+        self.gpus = gpus.usable() if self.speaks and device.type != "cpu" else []
         self.flops = flops_per_token / (peak * self.rank.world) if peak else 0.0
         self.title, self.wire, self.end, self.first, self.began = title, wire.sent_bytes(), steps, first, time.time()
 
@@ -121,6 +127,7 @@ class Report:
             step,
             group=self.rank.group,
             mfu=step.tokens_per_s * self.flops or None,
+            gpu_busy=self.gpu_busy(),
             wire_mb=(sent - self.wire) / 1e6,
             perplexity=perplexity(step.eval_loss),
         )
@@ -141,6 +148,12 @@ class Report:
             self.show(step)
         if step.eval_loss is not None:
             self.say(f"eval: step {step.step}, {evaluated(step.eval_loss)}")
+
+    def gpu_busy(self) -> float | None:
+        """Several steps may be told at once, and the GPU's firmware needs some milliseconds for an answer."""
+        if self.busy[0] < time.monotonic():
+            self.busy = time.monotonic() + BUSY_S, gpus.busy(self.gpus)
+        return self.busy[1]
 
     def show(self, step: Step) -> None:
         columns = [(key, title, form) for key, title, form in COLUMNS if getattr(step, key) is not None]

@@ -9,6 +9,11 @@ Answer: `arguments` and `temporaries`, bytes of a GPU; `axes`, those of the mesh
 the text numbers GPUs; `text`, the compiled text's lines that hold collectives or lead to them; `seconds` of each phase;
 `code`, the target whose ELF the step holds. Or `refused`: the phase that failed, the error's type and its words.
 
+Many steps: `steps`, requests; `at_once`; and for each of them at most `seconds` of the processor (by the clock
+SLOWEST times as many) and `bytes` of memory. Each is compiled in a fork of this process, which has imported everything
+once. The answers come as lines, as they are found, each with its `number` and the processor's seconds, `cpu`. Of a fork
+that took too long, grew too large, or died, `refused` has the type TooLong, TooLarge or Died.
+
 The plugin's own start needs a GPU, so its library is registered by hand; the compiler gets the GPUs as a topology of
 nodes x 1 x GPUs and a description of one (XLA's GpuTargetConfigProto). MaxText's train_compile knows TPUs alone, so its
 mesh is replaced. Three defects of MaxText 0.2.1 are worked round: its flash kernel's blocks ask for more shared memory
@@ -21,14 +26,19 @@ import json
 import math
 import os
 import re
+import resource
+import signal
 import sys
+import tempfile
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 
 MOST = 1 << 20  # bytes of a request
 TEXT = 8 << 20  # characters of the answer's text
 WORDS = 4_000  # of an error
+SLOWEST = 5  # the share of a processor that a step gets on a machine that others use, as its inverse
 KEY = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
 # Bytes/s of HBM, bytes of shared memory. Source: AMD's data sheets of MI250X (one of its two GPUs), MI300X and MI355X.
@@ -177,6 +187,17 @@ def scan_stages():
     decoders.Decoder.scan_decoder_layers = with_mode
 
 
+def libraries():
+    """All that a step needs, ten seconds of imports. Nothing of it starts a thread that a fork would miss."""
+    os.environ.update(DECOUPLE_GCLOUD="TRUE", TF_CPP_MIN_LOG_LEVEL="3", JAX_ENABLE_COMPILATION_CACHE="0")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")
+    from maxtext.trainers.pre_train import train_compile  # noqa: F401
+
+
 def answer(request):
     began = time.monotonic()
     phase, seconds = "start", {}
@@ -187,12 +208,8 @@ def answer(request):
         seconds[name], began = round(now - began, 2), now
 
     try:
-        os.environ.update(DECOUPLE_GCLOUD="TRUE", TF_CPP_MIN_LOG_LEVEL="3", JAX_ENABLE_COMPILATION_CACHE="0")
+        libraries()
         import jax
-
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_enable_compilation_cache", False)
-        jax.config.update("jax_default_prng_impl", "unsafe_rbg")
         from flax.linen import partitioning
         from jax.sharding import AxisType, Mesh
         from maxtext.configs import pyconfig
@@ -253,16 +270,79 @@ def answer(request):
         return {"refused": refused, "seconds": seconds}
 
 
+def forked(step, path, seconds):
+    """A process of its own that writes its answer to `path`; where memory runs out, it is the one to go."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        path.write_text(json.dumps(answer(step)))
+    finally:
+        os._exit(0)
+
+
+def held(pid):
+    """Bytes of memory that a process has for itself; 0 of one that has ended."""
+    status = ""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+    own = re.search(r"^RssAnon:\s*(\d+) kB", status, re.MULTILINE)
+    return 1024 * int(own[1]) if own else 0
+
+
+def side_by_side(request):
+    """(number, seconds of the processor, answer) of each step, as they end."""
+    with suppress(Exception):  # each step says the same of it
+        libraries()
+    waiting, running, folder = list(enumerate(request["steps"])), {}, Path(tempfile.mkdtemp())
+    while waiting or running:
+        while waiting and len(running) < request["at_once"]:
+            number, step = waiting.pop(0)
+            running[forked(step, folder / str(number), request["seconds"])] = [number, time.monotonic(), None]
+        time.sleep(0.05)
+        for pid, (number, began, why) in list(running.items()):
+            if why is None and time.monotonic() - began > SLOWEST * request["seconds"]:
+                running[pid][2] = "TooLong", f"no answer within {SLOWEST * request['seconds']} s"
+            elif why is None and held(pid) > request["bytes"]:
+                running[pid][2] = "TooLarge", f"it needs more than {request['bytes'] / (1 << 30):.1f} GiB"
+            if running[pid][2]:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            ended, status, used = os.wait4(pid, os.WNOHANG)
+            if not ended:
+                continue
+            why, path = running.pop(pid)[2], folder / str(number)
+            said = None
+            with suppress(OSError, ValueError):
+                said = json.loads(path.read_text())
+            path.unlink(missing_ok=True)
+            if said is None:
+                by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+                if by == signal.SIGXCPU:
+                    why = "TooLong", f"no answer within {request['seconds']} s of the processor"
+                kind, words = why or ("Died", str(signal.strsignal(by)) if by else "it gave no answer")
+                said = {"refused": {"phase": "compile", "type": kind, "says": words}, "seconds": {}}
+            yield number, round(used.ru_utime + used.ru_stime, 2), said
+
+
 def main():
     said = os.dup(1)
     os.dup2(2, 1)  # what MaxText prints
     raw = sys.stdin.buffer.read(MOST + 1)
     if len(raw) > MOST:
         sys.exit("the request is too long")
-    text = json.dumps(answer(json.loads(raw)))
+    request = json.loads(raw)
     with os.fdopen(said, "w") as out:
-        out.write(text + "\n")
-        out.flush()
+        if "steps" in request:
+            for number, cpu, each in side_by_side(request):
+                out.write(json.dumps({"number": number, "cpu": cpu, **each}) + "\n")
+                out.flush()
+        else:
+            out.write(json.dumps(answer(request)) + "\n")
+            out.flush()
     os._exit(0)  # the compiler's threads take seconds to end
 
 

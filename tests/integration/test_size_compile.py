@@ -4,6 +4,7 @@ roctracer's archive, where its project isn't reached."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -65,6 +66,31 @@ def test_other_gpus_and_what_the_compiler_refuses(image: str, here: Workspace) -
     )
     assert tied.code == 2
     assert "uneven-stages" in tied.out + tied.err
+
+
+def test_a_search_compiles_its_layouts_in_one_container(image: str, here: Workspace) -> None:
+    """A tiny Llama on 8 GPUs, whole or in shards, kept or computed again; the second time nothing is compiled."""
+    config = {
+        "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1024, "max_position_embeddings": 512,
+    }  # fmt: skip
+    (here.folder / "config.json").write_text(json.dumps(config))
+    words = ["size", "./config.json", "--nodes", "1", "--tp", "1", "--pp", "1", "--micro-batch", "1", "--batch", "8"]
+    words += ["--compile", "--search", "--image", image, "--json"]
+    done = here.run(*words, timeout=1800)
+    assert done.code == 0, done.err
+    layouts = done.json["search"]["layouts"]
+    assert {(each["layout"]["shard"], each["layout"]["recompute"]) for each in layouts} == {
+        (1, False), (1, True), (8, False), (8, True)
+    }  # fmt: skip
+    assert all(each["fits"] and each["compiled"]["collectives"] for each in layouts)
+    times = [sum(each["time"]["seconds"].values()) for each in layouts]
+    assert times == sorted(times)
+    assert (here.folder / done.json["search"]["picture"]).is_file()
+    again = here.run(*words, timeout=120)
+    assert [each["compiled"]["memory"] for each in again.json["search"]["layouts"]] == [
+        each["compiled"]["memory"] for each in layouts
+    ]
 
 
 def test_ctrl_c_ends_the_container(image: str, here: Workspace) -> None:

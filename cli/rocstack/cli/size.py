@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from rocstack.base.text import count
 from rocstack.cli.command import Answer, command
-from rocstack.cli.ui import out, paragraph, show_finding, table
+from rocstack.cli.ui import Interrupted, out, paragraph, say, show_finding, table
 from rocstack.steps.job_options import SizeOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rocstack.size.compiled import Compiled
-    from rocstack.size.layout import GpuLayout
+    from rocstack.size.search import Searched, Tried
     from rocstack.size.sizing import Sized
 
 GIB = float(1 << 30)
@@ -27,10 +29,17 @@ def size(choice: SizeOptions) -> Answer:
     """
     from rocstack.steps.size import size as answer
 
-    answers = answer(choice)
+    progress = LayoutProgress()
+    try:
+        answers = answer(choice, progress.on_tried)
+    except Interrupted:
+        progress.stopped()
+        raise
     yield answers
     found = answers.formula
     _head(found)
+    if answers.searched:
+        return _searched(answers.searched)
     _memory(found)
     _wire(found)
     _time(found)
@@ -40,6 +49,78 @@ def size(choice: SizeOptions) -> Answer:
         out.say(f"\nno times: nobody has published what products reach on the {found.hardware.gpu}")
     if answers.compiled:
         _compiled(found, answers.compiled)
+
+
+class LayoutProgress:
+    """A line for each layout that is compiled, since they take minutes."""
+
+    def __init__(self) -> None:
+        self.kept = self.of = 0
+
+    def on_tried(self, tried: Tried | None, done: int, of: int) -> None:
+        self.of = of
+        if tried is None:
+            self.kept = done
+            kept = f"; {done} are kept from before" if done else ""
+            return say(f"compiling {count(of - done, 'layout')}, two at a time{kept}")
+        took = f", in {sum(tried.said.seconds.values()):.0f} s" if tried.said.seconds else ""
+        said = tried.fault.what.split(":")[0] if tried.fault else f"{_fast_to_slow(tried)} s a step"
+        self.kept += tried.lasting
+        layout = tried.sized.layout
+        again = ", computed again" if layout.recompute else ""
+        say(f"{done:2} of {of}  {layout}, {layout.accumulate} × {layout.micro}{again}: {said}{took}")
+
+    def stopped(self) -> None:
+        if self.of:
+            say(f"the container is ended; the answers of {self.kept} of {self.of} layouts are kept")
+
+
+def _searched(found: Searched) -> None:
+    choice, fit = found.choice, [each for each in found.tried if each.ok]
+    untaken = f"; MaxText can't lay out {choice.untaken:,} of them" if choice.untaken else ""
+    out.print()
+    if not choice.layouts:
+        return out.say("nothing was compiled: no layout fits by the formula; take more nodes")
+    out.say(f"{choice.fitting:,} layouts fit by the formula{untaken}")
+    out.say(f"{len(found.tried)} are compiled, and {len(fit)} of them fit")
+    if fit:
+        out.print()
+        _ranking(fit)
+        out.say("SHARD: ranks of a copy; V: chunks of a stage; BATCH: micro-batches × sequences;")
+        out.say("AGAIN: layers computed again in backward; COMPUTE, SENDS and WAITS: seconds between slow and fast")
+    if others := found.tried[len(fit) :]:
+        out.say("\nnot these:")
+    for each in others:
+        out.say(f"{each.sized.layout}; {each.sized.layout.rounds}")
+        if each.fault:
+            paragraph("why", each.fault.what)
+        if each.fault and each.said.refused:
+            paragraph("cause", each.fault.cause)
+    if best := found.best:
+        for finding in best.said.findings:
+            show_finding(finding)
+        from rocstack.size.sizing import flags
+
+        out.say(f"\nthe first one: {flags(best.sized.layout)}")
+    out.say(f"picture: {found.picture}")
+
+
+def _ranking(fit: Sequence[Tried]) -> None:
+    """Columns that are the same for all and say nothing are left out, so that 80 characters do."""
+    heads = ("TP", "PP", "DP", "SHARD", "EP", "V", "BATCH", "AGAIN", "STEP S", "COMPUTE", "SENDS", "WAITS", "GIB")
+    rows = []
+    for each in fit:
+        layout, kinds = each.sized.layout, [step.kinds for step in each.speed.steps]
+        middle = [_seconds((kinds[0][name] + kinds[1][name]) / 2) for name in kinds[0]]
+        degrees = [layout.tp, layout.pp, layout.dp, layout.shard, layout.ep, layout.interleave]
+        rows.append([
+            *map(str, degrees), f"{layout.accumulate}×{layout.micro}", "yes" if layout.recompute else "",
+            _fast_to_slow(each), *middle, f"{each.said.total / GIB:.0f}",
+        ])  # fmt: skip
+    shown = [at for at in range(len(heads)) if at >= len(heads) - 5 or any(row[at] not in ("1", "") for row in rows)]
+    words = shown.index(7) if 7 in shown else -1
+    right = [at for at in range(len(shown)) if at != words]
+    table([heads[at] for at in shown], ([row[at] for at in shown] for row in rows), right=right)
 
 
 def _compiled(found: Sized, said: Compiled) -> None:
@@ -102,16 +183,11 @@ def _head(found: Sized) -> None:
     fewest = ", the fewest that fit" if found.least == found.nodes and found.ok else ""
     alone = f"; {count(found.alone, 'GPU')} would do (--nodes 1 --gpus-per-node {found.alone})" if found.alone else ""
     paragraph("on", where + fewest + alone)
-    paragraph("layout", f"{layout}; {_how(layout)}")
+    paragraph("layout", f"{layout}; {layout.rounds}")
     tokens = layout.batch * found.sequence
     batch = f"{count(layout.batch, 'sequence')} of {found.sequence:,} tokens: {_short(tokens)} tokens"
     work = shape.flops(found.sequence, trained=not found.rank)
     paragraph("step", f"{batch}, {work * tokens / 1e15:,.0f} PFLOP ({work / 1e9:,.1f} GFLOP a token)")
-
-
-def _how(layout: GpuLayout) -> str:
-    again = ", layers computed again in backward" if layout.recompute else ""
-    return f"{layout.accumulate:,} micro-batch{'es' * (layout.accumulate != 1)} of {layout.micro}{again}"
 
 
 def _memory(found: Sized) -> None:
@@ -167,6 +243,14 @@ def _time(found: Sized) -> None:
     out.say(f"TFLOPS a GPU    {_span(_each(achieved, 1e12), '{:.0f}')}{share}")
     if found.layout.pp > 1:
         out.say(f"pipeline        waits {found.layout.bubble * 100:.1f} % of the time")
+
+
+def _fast_to_slow(tried: Tried) -> str:
+    return "–".join(map(_seconds, tried.speed.seconds[::-1]))
+
+
+def _seconds(number: float) -> str:
+    return f"{number:.2f}" if number < 10 else f"{number:,.{number < 100:d}f}"
 
 
 def _each(pair: tuple[float, float], by: float) -> tuple[float, float]:

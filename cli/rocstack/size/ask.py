@@ -69,11 +69,14 @@ def size(choice: SizeQuestion) -> Sized:
         raise BadInput.of("bad-recompute", value=visible(choice.recompute))
     shape, model = models.find(choice.model)
     node = hardware.find(choice.gpu, choice.gpus_per_node, choice.network)
-    asked = Asked(
+    sequence = choice.seq or model.sequence or min(shape.context or SEQUENCE, SEQUENCE)
+    rank = (choice.rank or RANK) if choice.method == "lora" else 0
+    return sizing.answer(model, shape, node, layout(choice), nodes=choice.nodes, sequence=sequence, rank=rank)
+
+
+def layout(choice: SizeQuestion) -> Asked:
+    return Asked(
         tp=choice.tp, pp=choice.pp, dp=choice.dp, shard=choice.shard, ep=choice.ep, micro=choice.micro_batch,
         accumulate=choice.accumulate, interleave=choice.interleave, batch=choice.batch,
         recompute=_RECOMPUTE[choice.recompute],
     )  # fmt: skip
-    sequence = choice.seq or model.sequence or min(shape.context or SEQUENCE, SEQUENCE)
-    rank = (choice.rank or RANK) if choice.method == "lora" else 0
-    return sizing.answer(model, shape, node, asked, nodes=choice.nodes, sequence=sequence, rank=rank)

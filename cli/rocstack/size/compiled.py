@@ -206,8 +206,15 @@ _KNOWN = {
 }
 
 
+# What the image's program says of a fork of its own.
+_DIED = {"TooLong": "compiler-too-long", "TooLarge": "compiler-too-large", "Died": "compiler-died"}
+PASSING = frozenset(_DIED.values())  # findings of this machine, not of the layout
+
+
 def _refusal(said: _Refused, sized: Sized, attention: str, seconds: dict[str, float]) -> Compiled:
-    code = next((code for code, pattern in _KNOWN.items() if pattern.search(said.says)), "compiler-refuses")
+    code = _DIED.get(said.type) or next(
+        (code for code, pattern in _KNOWN.items() if pattern.search(said.says)), "compiler-refuses"
+    )
     last = " ".join(said.says.split())[:300]
     finding = _texts()[code].finding({"phase": visible(said.phase), "type": visible(said.type), "says": visible(last)})
     return Compiled(

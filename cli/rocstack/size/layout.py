@@ -66,6 +66,11 @@ class GpuLayout:
             words.append(f"{self.interleave} chunks a stage")
         return ", ".join(words) or "one GPU"
 
+    @property
+    def rounds(self) -> str:
+        again = ", layers computed again in backward" if self.recompute else ""
+        return f"{self.accumulate:,} micro-batch{'es' * (self.accumulate != 1)} of {self.micro}{again}"
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "gpus": self.gpus, "batch": self.batch}
 

@@ -89,6 +89,13 @@ def load(name: str) -> Model:
     return document.read(paths.images() / "models" / f"{name}.yml").validate(Model)
 
 
+@cache
+def maxtext_names() -> dict[str, str]:
+    """MaxText's own names, where they differ -> those of images/models."""
+    found = document.read(paths.images() / "maxtext-models.yml").data
+    return {str(name): str(own) for name, own in found.items()}
+
+
 def _meant(name: str, known: list[str]) -> str:
     """The nearest name only: the error lists all of them anyway."""
     hint = did_you_mean(name, known) or ""
@@ -96,7 +103,7 @@ def _meant(name: str, known: list[str]) -> str:
 
 
 def find(text: str) -> tuple[Shape, Model]:
-    """The model of that name, or of a config.json or the folder that holds one.
+    """The model of that name, which may be MaxText's, or of a config.json or the folder that holds one.
 
     Raises:
         BadInput: no such model or file, or a config that can't be read.
@@ -106,8 +113,10 @@ def find(text: str) -> tuple[Shape, Model]:
         path = path / "config.json" if path.is_dir() else path
         raw = _read(path)
         return shape_of(raw, Where(str(path))), Model(about=visible(text), source=visible(str(path)), config=raw)
-    model = load(text.lower())
-    return shape_of(model.config, Where(str(paths.images() / "models" / f"{text.lower()}.yml"))), model
+    name = text.lower()
+    name = name if name in names() else maxtext_names().get(name, name)
+    model = load(name)
+    return shape_of(model.config, Where(str(paths.images() / "models" / f"{name}.yml"))), model
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def answer(
     Raises:
         BadInput: no layout of so many GPUs has what is asked for; it names the nearest.
     """
-    search = _Search(shape, hardware, sequence, rank)
+    search = LayoutSearch(shape, hardware, sequence, rank)
     gpus, least = search.size(asked, nodes)
     found = search.layouts(gpus, asked)
     if not found:
@@ -110,18 +110,12 @@ def answer(
         others = [each for each in search.modes(search.layouts(gpus, free), free) if search.fits(each)]
         instead = search.fastest(others) if others else None
         least = search.least(free) if instead is None else None
-    wires = traffic(shape, best, sequence, hardware.gpus, rank)
-    fast = speed(shape, best, sequence, hardware, rank)
-    return Sized(
-        model=model, shape=shape, hardware=hardware, layout=best, sequence=sequence, rank=rank,
-        memory=need(shape, best, sequence, rank), wires=wires, speed=fast, least=least, instead=instead,
-        alone=search.alone(asked) if least == 1 and fitting else None,
-        findings=advice.findings(shape, best, hardware, wires, fast, search.fits),
-    )  # fmt: skip
+    alone = search.alone(asked) if least == 1 and fitting else None
+    return replace(search.sized(model, best), least=least, instead=instead, alone=alone)
 
 
 @dataclass(frozen=True)
-class _Search:
+class LayoutSearch:
     shape: Shape
     hardware: Hardware
     sequence: int
@@ -130,6 +124,16 @@ class _Search:
     @property
     def batch(self) -> int:
         return max(1, TOKENS // self.sequence)
+
+    def sized(self, model: Model, layout: GpuLayout) -> Sized:
+        shape, hardware, sequence, rank = self.shape, self.hardware, self.sequence, self.rank
+        wires = traffic(shape, layout, sequence, hardware.gpus, rank)
+        fast = speed(shape, layout, sequence, hardware, rank)
+        return Sized(
+            model=model, shape=shape, hardware=hardware, layout=layout, sequence=sequence, rank=rank,
+            memory=need(shape, layout, sequence, rank), wires=wires, speed=fast,
+            findings=advice.findings(shape, layout, hardware, wires, fast, self.fits),
+        )  # fmt: skip
 
     def size(self, asked: Asked, nodes: int | None) -> tuple[int, int | None]:
         """GPUs, and where no number of nodes was given, the least nodes."""

@@ -8,7 +8,8 @@ are never hidden.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rocstack.size.hardware import Hardware
@@ -17,6 +18,7 @@ from rocstack.size.memory import held, moved
 from rocstack.size.shape import Shape
 from rocstack.size.traffic import Traffic, traffic
 
+BUSY = ("products", "attention", "memory")
 STATES = 28  # bytes that AdamW reads and writes of a parameter
 
 
@@ -29,6 +31,15 @@ class StepSeconds:
     @property
     def seconds(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Of its own, for others, and waiting for them."""
+        kinds = {**dict.fromkeys((*BUSY, "optimizer"), "compute"), "bubble": "bubble"}
+        found = {"compute": 0.0, "communication": 0.0, "bubble": 0.0}
+        for name, seconds in self.parts.items():
+            found[kinds.get(name, "communication")] += seconds
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +86,22 @@ class Speed:
             "mfu": dict(zip(names, self.mfu, strict=True)) if self.mfu else None,
             "parts": {name: step.parts for name, step in zip(names, self.steps, strict=True)},
         }
+
+    def exchanging(self, wires: Sequence[tuple[str, float, bool]], layout: GpuLayout) -> Speed:
+        """With these collectives in place of the formula's: what they are, their seconds, and whether a layer waits for
+        them. Those of a pipeline count in the rounds in which its stages wait, too."""
+        steps = []
+        for own, hide in zip(self.steps, (False, True), strict=True):
+            parts = {name: own.parts[name] for name in BUSY}
+            busy = left = sum(parts.values())
+            for name, seconds, blocks in wires:
+                hidden = min(seconds, left) if hide and not blocks else 0.0
+                left -= hidden
+                parts[name] = parts.get(name, 0.0) + seconds - hidden
+            parts["bubble"] = busy * (layout.pp - 1) / (layout.interleave * layout.accumulate)
+            parts["optimizer"] = own.parts.get("optimizer", 0.0)
+            steps.append(StepSeconds({name: seconds for name, seconds in parts.items() if seconds}))
+        return replace(self, steps=(steps[0], steps[1]))
 
 
 def speed(shape: Shape, layout: GpuLayout, sequence: int, hardware: Hardware, rank: int = 0) -> Speed | None:

@@ -156,6 +156,9 @@ class SizeOptions:
     interleave: Annotated[int | None, Flag("Chunks of layers of each pipeline stage.", least=1, most=MOST)] = None
     recompute: Annotated[str, Flag("Activations that backward computes again: auto, none or layers.")] = "auto"
     compile: Annotated[bool, Flag("Compile MaxText's train step for these GPUs, too.")] = False
+    search: Annotated[
+        bool, Flag("With --compile: compile the 20 layouts that are best by formula, and order them.")
+    ] = False
     image: Annotated[
         str | None, Flag("With --compile: image with MaxText; default: the one built here of maxtext-rocm-7.2.")
     ] = None

@@ -22,6 +22,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.write_text(f"""#!/bin/sh
 cd {tmp_path}
 echo "$*" >>lines
+[ "$1" = image ] && {{ echo sha256:image; exit 0; }}
 [ "$1" = run ] || exit 0
 cat >request
 [ ! -e code ] || {{ echo "Killed by somebody" >&2; exit "$(cat code)"; }}
@@ -89,6 +90,9 @@ def test_no_answer(cli: Cli, engine: Path, answer: str | None, code: str) -> Non
         (["llama-3.1-8b", "--compile", "--method", "lora"], "lora-not-compiled"),
         (["mpt-7b", "--compile"], "no-such-maxtext-model"),
         (["llama-3.1-8b", "--compile", "--pp", "8", "--nodes", "1", "--accumulate", "9"], "uneven-rounds"),
+        (["llama-3.1-8b", "--search"], "search-without-compile"),
+        (["llama-3.1-8b", "--compile", "--search", "--method", "lora"], "lora-not-compiled"),
+        (["llama-3.1-8b", "--compile", "--search", "--gpu", "mi210"], "search-without-times"),
     ],
 )
 def test_what_is_refused_before_anything_starts(cli: Cli, engine: Path, words: list[str], code: str) -> None:
@@ -96,3 +100,81 @@ def test_what_is_refused_before_anything_starts(cli: Cli, engine: Path, words: l
     assert ran.code == 2
     assert json.loads(ran.out or ran.err)["error"]["code"] == code
     assert not (engine / "lines").exists()
+
+
+SEARCH = ("size", "llama-3.1-8b", "--nodes", "1", "--compile", "--search", "--image", "own/maxtext:1")
+SEARCHED = (*SEARCH, "--tp", "1", "--pp", "1", "--shard", "8", "--recompute", "none")  # two layouts fit, as the first
+
+
+def layouts(*temporaries: int | None) -> str:
+    """What the image's program says of layouts in shards of 8: each fits or doesn't, or kills the compiler."""
+    axes, said = [["data", 1], ["fsdp", 8]], []
+    for number, size in enumerate(temporaries):
+        answer: dict[str, object] = {"arguments": 1 << 30, "temporaries": size, "axes": axes, "seconds": {"compile": 5}}
+        if size is None:
+            answer = {"refused": {"phase": "compile", "type": "Died", "says": "Aborted"}, "seconds": {}}
+        said.append(json.dumps({"number": number, "cpu": 6.5, **answer}))
+    return "\n".join(reversed(said)) + "\n"
+
+
+@pytest.fixture
+def there(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(engine)
+    return engine
+
+
+def test_layouts_side_by_side(cli: Cli, there: Path) -> None:
+    (there / "answer").write_text(layouts(300 << 30, 5 << 30))
+    ran = cli(*SEARCHED, "--json")
+    assert ran.code == 0, ran.err
+    request = json.loads((there / "request").read_text())
+    assert (len(request["steps"]), request["at_once"]) == (2, 2)
+    said = json.loads(ran.out)
+    good, large = said["search"]["layouts"]
+    assert (good["fits"], large["fits"]) == (True, False)
+    assert said["layout"] == good["layout"]
+    assert said["compiled"] == good["compiled"]
+    assert (there / said["search"]["picture"]).read_text().startswith("<svg")
+    (there / "lines").unlink()
+    again = cli(*SEARCHED)
+    assert again.code == 0, again.err
+    assert "run" not in (there / "lines").read_text()  # all answers are kept
+    assert "STEP S" in again.out
+    assert "GiB more than a run may use" in again.out
+    assert max(len(line) for line in again.out.splitlines() if "×" in line and line[0] == " ") <= 80
+
+
+def test_what_died_is_tried_again(cli: Cli, there: Path) -> None:
+    (there / "answer").write_text(layouts(None, 300 << 30))
+    ran = cli(*SEARCHED)
+    assert ran.code == 1
+    assert "died with this layout: Aborted" in ran.out
+    (there / "answer").write_text(layouts(1 << 30))
+    assert cli(*SEARCHED).code == 0
+    assert len(json.loads((there / "request").read_text())["steps"]) == 1
+
+
+def test_no_layout_fits(cli: Cli, there: Path) -> None:
+    ran = cli("size", "llama-3.1-405b", "--nodes", "1", "--compile", "--search", "--image", "own/maxtext:1")
+    assert ran.code == 1
+    assert "no layout fits by the formula" in ran.out
+    assert not (there / "request").exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "nonsense\n",
+        '{"number": 9, "cpu": 1.0}\n',
+        layouts(1),
+        layouts(1) * 2,
+        layouts(1, 1).strip(),
+        '{"refused": {}}\n',
+    ],
+)
+def test_a_search_without_its_answers(cli: Cli, there: Path, answer: str) -> None:
+    (there / "answer").write_text(answer)
+    ran = cli(*SEARCHED, "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out)["error"]["code"] == "compiler-says-nonsense"
+    assert (there / "lines").read_text().splitlines()[-1].startswith("rm --force rocstack-size-")

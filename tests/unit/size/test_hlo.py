@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
-from rocstack.base import paths
 from rocstack.size import hlo
 from rocstack.size.hlo import StepCollective
 
@@ -51,16 +49,6 @@ backend_config={"known_trip_count":{"n":"80"},"known_init_step":{"init":"0","ste
   ROOT %copy = bf16[8,2]{1,0} copy(%p0)
 }
 """
-
-
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("maxtext_compile", paths.images() / "maxtext/compile.py")
-    assert spec
-    assert spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def read(text: str | list[str], gpus: int = 16, per_node: int = 8) -> hlo.StepText:

@@ -156,3 +156,11 @@ def test_longer_sequences_are_more_work(name: str, one: int, other: int) -> None
     assert found.attention_flops(short) <= found.attention_flops(long)
     assert found.flops(short, trained=False) < found.flops(short)
     assert found.flops(short) > 6 * found.active_parameters
+
+
+def test_maxtexts_own_names() -> None:
+    """They mean the same models, and take no name from another one."""
+    known = models.maxtext_names()
+    assert models.find("llama3.1-70b") == models.find("llama-3.1-70b")
+    assert set(known.values()) <= set(models.names())
+    assert not set(known) & set(models.names())

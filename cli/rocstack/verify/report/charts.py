@@ -86,7 +86,7 @@ def chart(curves: Curves) -> Chart | None:
     low, high = min(points)[0], max(points)[0]
     bounds = [line.value for line in (curves.threshold, *(series.threshold for series in curves.series)) if line]
     most = max([*bounds, *(point[1] for point in points)])
-    top = _nice(most * 1.05 if most > LEAST else 1.0)
+    top = round_up(most * 1.05 if most > LEAST else 1.0)
 
     def x(size: float) -> float:
         share = math.log2(size / low) / math.log2(high / low) if high > low else 0.5
@@ -138,7 +138,7 @@ def size_of(size: float) -> str:
     return f"{size:.4g} {unit}"
 
 
-def _nice(value: float) -> float:
+def round_up(value: float) -> float:
     """The next round number of which a quarter is round, too."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value)

@@ -33,7 +33,7 @@ def html(run: Run, previous: Run | None = None) -> str:
     nodes = _nodes(judged)
     states: Counter[str] = Counter(result.state for result in run.results)
     text = (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
             run=run,
@@ -74,20 +74,21 @@ def topology_part(run: Run) -> Markup:
     pictures = _pictures(drawings.read(run))
     if not pictures:
         return Markup("")
-    return Markup(_seen(_environment().get_template("topology.html.j2").render(run=run, pictures=pictures)))
+    return Markup(_seen(environment().get_template("topology.html.j2").render(run=run, pictures=pictures)))
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Of the templates of the report, and of pictures that are drawn alike."""
+    found = Environment(
         loader=FileSystemLoader(paths.templates() / "report"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"when": _when, "number": matrix.number, "count": count, "words": words}
-    environment.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
-    return environment
+    found.filters |= {"when": _when, "number": matrix.number, "count": count, "words": words}
+    found.globals |= {"marks": matrix.MARKS, "moods": {"good": "✓", "bad": "✗", "odd": "!"}}
+    return found
 
 
 def _seen(text: str) -> str:

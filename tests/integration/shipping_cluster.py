@@ -45,10 +45,12 @@ def start(name: str, image: str, folder: Path, address: str, port: int, *flags: 
     (folder / "registry/server.pem").write_text(tls.certificate(ca, ca_key, key, {address}, datetime.now(UTC)))
     (folder / "registry/server.key").write_text(key)
     (folder / "password").write_text(password)
-    (folder / "registry/accounts").write_text(f"n1:{secrets.token_hex(16)}\n")
+    (folder / "pulls").mkdir()
+    (folder / "pulls/accounts").write_text(f"n1:{secrets.token_hex(16)}\n")
     (folder / "ca.pem").write_text(ca)
     mounts = (
         f"--volume={folder}/registry:/etc/rocstack/registry:ro",
+        f"--volume={folder}/pulls:/etc/rocstack/pulls:ro",
         f"--volume={folder}/password:/run/secrets/registry:ro",
     )
     listen = (f"--env=ROCSTACK_REGISTRY_PUSH=0.0.0.0:{port}", f"--env=ROCSTACK_REGISTRY_LISTEN=127.0.0.1:{port + 100}")

@@ -86,7 +86,8 @@ def registry(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "certs/ca.crt").write_text(ca)
     (folder / "password").write_text(password + "\n")
     many = "".join(f"n{each}:{secrets.token_hex(32)}\n" for each in range(100))
-    (folder / "registry/accounts").write_text(f"{many}node:{pull}\nother-node.example:{pull[::-1]}\n")
+    (folder / "pulls").mkdir()
+    (folder / "pulls/accounts").write_text(f"{many}node:{pull}\nother-node.example:{pull[::-1]}\n")
     words = {
         name: {"auth": base64.b64encode(login.encode()).decode()}
         for name, login in ((PULLS, f"node:{pull}"), (PUSHES, f"rocstack:{password}"))
@@ -128,7 +129,7 @@ def test_only_who_knows_the_password_is_let_in(registry: Registry) -> None:
 
 def test_a_node_comes_and_another_goes_while_it_runs(registry: Registry) -> None:
     """As an order writes the file: another one in its place. A line that is no account changes nothing."""
-    file, new = registry.folder / "registry/accounts", secrets.token_hex(32)
+    file, new = registry.folder / "pulls/accounts", secrets.token_hex(32)
     before, started = file.read_text(), engine("inspect", "--format={{.State.StartedAt}}", registry.node.name).stdout
 
     def take(text: str) -> int:

@@ -66,7 +66,7 @@ def registry(deployed: DeployedCluster, port: int, user: str, password: str) -> 
 
 def pull_accounts(deployed: DeployedCluster) -> dict[str, str]:
     """Of n1's registry: node -> password."""
-    lines = deployed.ssh("n1", "cat /etc/rocstack/registry/accounts").split()
+    lines = deployed.ssh("n1", "cat /etc/rocstack/pulls/accounts").split()
     return {name: password for name, _, password in (line.partition(":") for line in lines)}
 
 

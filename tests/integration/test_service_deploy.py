@@ -158,7 +158,7 @@ def test_replicas_are_jobs_of_their_owner(cluster: DeployedCluster) -> None:
     assert (made["user"], [each["model"] for each in made["servers"]]) == ("alice", ["tiny", "tiny"])
     owners = cluster.slurm("sacct --noheader --allocations --format=User,JobName%20 --allusers").split()
     assert owners.count("serve-tiny") == owners.count("alice") == 2
-    assert cluster.refused("serve", "nothing", "--replicas", "2") == (1, "service-says-no")
+    assert cluster.refused("serve", "nothing", "--replicas", "2") == (2, "service-refuses")
 
 
 def test_a_second_deploy_changes_nothing_and_status_shows_it(cluster: DeployedCluster) -> None:

@@ -39,7 +39,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_
     from rocstack.cli.main import main
 
     def run(*args: str, cwd: Path = tmp_path, env: dict[str, str] | None = None) -> Ran:
-        handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+        handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
         with monkeypatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("ROCSTACK_")]:
                 patch.delenv(name)

@@ -118,6 +118,8 @@ def main() -> None:
     """Runs the command; whatever a person can cause ends as a message and an exit code, never a traceback."""
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _interrupt)  # what was started would go on without its terminal
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # closed by whoever started us
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv  # after it stands another's command

@@ -54,7 +54,7 @@ def _replicas(choice: ServeOptions, arguments: tuple[str, ...], *, show: bool, j
     if json:
         print_json(made.to_dict())
         return
-    rows = [(each["id"], each["status"], each["why"] or "") for each in made.servers]
+    rows = [[each.get(key) or "" for key in ("id", "status", "why")] for each in made.servers]
     table(("SERVER", "STATE", "WHY IT WAITS"), [tuple(visible(str(cell)) for cell in row) for row in rows])
-    say(f"of {made.user}; once one is ready, ask {made.url} for '{made.model}'")
-    say("a server is a job: the service's page shows and ends it")
+    say(f"they run as jobs of {made.user}; the service's page shows and ends them")
+    say(f"ask {made.url} for the model '{made.model}' when one of them is ready")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rocstack.base.text import count
@@ -64,7 +65,7 @@ class LayoutProgress:
             kept = f"; {done} are kept from before" if done else ""
             return say(f"compiling {count(of - done, 'layout')}, two at a time{kept}")
         took = f", in {sum(tried.said.seconds.values()):.0f} s" if tried.said.seconds else ""
-        said = tried.fault.what.split(":")[0] if tried.fault else f"{_fast_to_slow(tried)} s a step"
+        said = re.split(r": | \(", tried.fault.what)[0] if tried.fault else f"{_fast_to_slow(tried)} s a step"
         self.kept += tried.lasting
         layout = tried.sized.layout
         again = ", computed again" if layout.recompute else ""
@@ -78,10 +79,11 @@ class LayoutProgress:
 def _searched(found: Searched) -> None:
     choice, fit = found.choice, [each for each in found.tried if each.ok]
     untaken = f"; MaxText can't lay out {choice.untaken:,} of them" if choice.untaken else ""
+    narrow = f"; {choice.narrow:,} with narrow products are left out" if choice.narrow else ""
     out.print()
     if not choice.layouts:
         return out.say("nothing was compiled: no layout fits by the formula; take more nodes")
-    out.say(f"{choice.fitting:,} layouts fit by the formula{untaken}")
+    out.say(f"{choice.fitting:,} layouts fit by the formula{untaken}{narrow}")
     out.say(f"{len(found.tried)} are compiled, and {len(fit)} of them fit")
     if fit:
         out.print()
@@ -118,6 +120,10 @@ def _ranking(fit: Sequence[Tried]) -> None:
             _fast_to_slow(each), *middle, f"{each.said.total / GIB:.0f}",
         ])  # fmt: skip
     shown = [at for at in range(len(heads)) if at >= len(heads) - 5 or any(row[at] not in ("1", "") for row in rows)]
+    wide = {at: max(len(row[at]) for row in (heads, *rows)) + 2 for at in shown}
+    for less in ("WAITS", "SENDS", "COMPUTE", "V", "AGAIN"):
+        if out.is_terminal and sum(wide[at] for at in shown) - 2 > out.width and heads.index(less) in shown:
+            shown.remove(heads.index(less))
     words = shown.index(7) if 7 in shown else -1
     right = [at for at in range(len(shown)) if at != words]
     table([heads[at] for at in shown], ([row[at] for at in shown] for row in rows), right=right)

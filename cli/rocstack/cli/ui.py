@@ -44,7 +44,8 @@ say = err.say
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. Not KeyboardInterrupt, which the command-line library turns into a silent exit."""
+    """Ctrl-C, SIGTERM or a closed terminal. Not KeyboardInterrupt, which the command-line library turns into a silent
+    exit."""
 
 
 class State:

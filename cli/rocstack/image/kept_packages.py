@@ -137,7 +137,7 @@ def keep(
             before = folder / file
             if _INDEX.fullmatch(before.name) and before.exists() and before.read_bytes() != (fresh / file).read_bytes():
                 raise BadInput.of("kept-other-state", folder)
-            if not before.parent.resolve().is_relative_to(folder.resolve()):  # by a link that lies in the folder
+            if not before.resolve().is_relative_to(folder.resolve()):  # by a link that lies in the folder
                 raise BadInput.of("kept-leads-out", before)
         new = 0
         for file in _files(fresh):

@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
-from rocstack.base.errors import CheckFailed
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import from_json, last_line, visible
 from rocstack.deploy.plan.services import SERVICES
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 
+_REFUSED = (400, 404, 413, 422)
 # In the service's container. The token comes by standard input, and goes to who has the service's own certificate:
 # while the service is down, another program could listen there.
 _CALL = """\
@@ -36,7 +37,8 @@ def post(ssh_host: SshHost, token: str, path: str, body: dict[str, Any]) -> dict
     """The answer of the service on `ssh_host`.
 
     Raises:
-        CheckFailed: the service isn't there, doesn't answer, or says no; ssh doesn't get through.
+        BadInput: the service refuses what is asked.
+        CheckFailed: the service isn't there, doesn't answer, or can't; ssh doesn't get through.
     """
     said = json.dumps({"token": token, "method": "POST", "path": path, "body": body})
     # -I: nothing of the folder or the environment is imported.
@@ -51,6 +53,8 @@ def post(ssh_host: SshHost, token: str, path: str, body: dict[str, Any]) -> dict
     except (ValueError, KeyError, TypeError):
         why = last_line(done.stderr) or "it says nothing that can be read"
         raise CheckFailed.of("service-silent", control=ssh_host.host, why=visible(why)[:500]) from None
+    if status in _REFUSED:
+        raise BadInput.of("service-refuses", why=visible(why)[:1000])
     if status >= 400:
-        raise CheckFailed.of("service-says-no", why=visible(why)[:1000])
+        raise CheckFailed.of("service-failed", why=visible(why)[:1000])
     return found

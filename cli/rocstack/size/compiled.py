@@ -208,7 +208,8 @@ _KNOWN = {
 
 # What the image's program says of a fork of its own.
 _DIED = {"TooLong": "compiler-too-long", "TooLarge": "compiler-too-large", "Died": "compiler-died"}
-PASSING = frozenset(_DIED.values())  # findings of this machine, not of the layout
+UNREAD = "compiler-unread"
+PASSING = frozenset({*_DIED.values(), UNREAD})  # findings of this machine or this rocstack, not of the layout
 
 
 def _refusal(said: _Refused, sized: Sized, attention: str, seconds: dict[str, float]) -> Compiled:
@@ -217,6 +218,15 @@ def _refusal(said: _Refused, sized: Sized, attention: str, seconds: dict[str, fl
     )
     last = " ".join(said.says.split())[:300]
     finding = _texts()[code].finding({"phase": visible(said.phase), "type": visible(said.type), "says": visible(last)})
+    return _without(finding, sized, attention, seconds)
+
+
+def unread(why: str, sized: Sized, attention: str) -> Compiled:
+    """In place of an answer that `read` doesn't know, where there are others."""
+    return _without(_texts()[UNREAD].finding({"says": why}), sized, attention, {})
+
+
+def _without(finding: Finding, sized: Sized, attention: str, seconds: dict[str, float]) -> Compiled:
     return Compiled(
         attention=attention, arguments=0, temporaries=0, formula=arguments(sized), over=0.0, step=StepText((), 0),
         wires=(), seconds=seconds, findings=(finding,), refused=True,

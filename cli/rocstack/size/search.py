@@ -23,11 +23,12 @@ MOST = 20  # layouts that are compiled
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
     """`layouts` are to be compiled, the fastest by formula first. `fitting`: how many fit by formula; `untaken`: those
-    of them that MaxText can't lay out."""
+    of them that MaxText can't lay out; `narrow`: those that were left out because their products are too narrow."""
 
     layouts: tuple[Sized, ...]
     fitting: int
     untaken: int
+    narrow: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,8 @@ class Searched:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "fitting": self.choice.fitting, "not_of_maxtext": self.choice.untaken, "picture": self.picture,
+            "fitting": self.choice.fitting, "not_of_maxtext": self.choice.untaken, "narrow": self.choice.narrow,
+            "picture": self.picture,
             "layouts": [each.to_dict() for each in self.tried],
         }  # fmt: skip
 
@@ -109,10 +111,10 @@ def choose(sized: Sized, asked: Asked) -> LayoutChoice:
     if not sized.speed:
         raise BadInput.of("search-without-times", gpu=sized.hardware.gpu)
     search = LayoutSearch(shape, sized.hardware, sized.sequence, 0)
-    possible = search.layouts(sized.layout.gpus, asked)
+    possible = [*search.modes(search.layouts(sized.layout.gpus, asked), asked)]
     if len(possible) == 1:
         raise BadInput.of("search-of-one-layout", layout=possible[0])
-    fitting = [each for each in search.modes(possible, asked) if search.fits(each)]
+    fitting = [each for each in possible if search.fits(each)]
     taken = [each for each in fitting if _taken(shape, each)]
     if fitting and not taken:
         maxtext.degrees(shape, fitting[0])
@@ -126,7 +128,7 @@ def choose(sized: Sized, asked: Asked) -> LayoutChoice:
     chosen = sorted([*first, *others][:MOST], key=_speed)
     return LayoutChoice(
         layouts=tuple(replace(each, least=sized.least) for each in chosen), fitting=len(fitting),
-        untaken=len(fitting) - len(taken),
+        untaken=len(fitting) - len(taken), narrow=len(taken) - len(wide),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from rocstack.base.text import listed
 from rocstack.cluster import service as service_settings
 from rocstack.jobs import remote, service_call
 from rocstack.serve.engine_arguments import refuse_own
+from rocstack.serve.settings import RANKS
 from rocstack.steps.job_options import ServeOptions
 from rocstack.steps.options import inventory_path, settings
 
@@ -39,9 +40,9 @@ def refuse_mixed(options: ServeOptions) -> None:
     given = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
     if options.replicas is None:
         if wrong := [name for name in given if name in _THERE]:
-            raise BadInput.of("no-combination", why=f"{_flags(wrong)} is for the jobs of --replicas")
+            raise BadInput.of("no-combination", why=f"{_flags(wrong)} only with --replicas, which starts jobs")
     elif wrong := [name for name in given if name not in (*_THERE, *_BOTH)]:
-        why = f"{_flags(wrong)} is for a server on this machine, and --replicas starts jobs on the cluster"
+        why = f"{_flags(wrong)} only without --replicas: it concerns a server on this machine"
         raise BadInput.of("no-combination", why=why)
 
 
@@ -54,10 +55,12 @@ def start_replicas(options: ServeOptions, arguments: tuple[str, ...] = ()) -> St
     """
     refuse_mixed(options)
     refuse_own(arguments)
+    if options.max_rank is not None and options.max_rank not in RANKS:
+        raise BadInput.of("serve-settings", key="--max-rank", why=f" is one of {', '.join(map(str, RANKS))}")
     chosen = settings()
     cluster = chosen.cluster
     if cluster.service is None:
-        raise BadInput.of("no-service-for-replicas", count=options.replicas)
+        raise BadInput.of("no-service-for-replicas")
     _, models = service_settings.folders(cluster.service, cluster.parsed_mounts)
     model = _named(options.model, models)
     user = remote.owner(options.user, getpass.getuser(), cluster.users)
@@ -81,7 +84,7 @@ def _named(model: PurePath, models: str) -> str:
     path = PurePosixPath(model)
     if not path.is_absolute():
         return str(path)
-    if not path.is_relative_to(models):
+    if not path.is_relative_to(models) or path == PurePosixPath(models):
         raise BadInput.of("not-among-models", path=path, models=models)
     return str(path.relative_to(models))
 

@@ -110,12 +110,15 @@ def answers(image: str, requests: Sequence[Mapping[str, Any]]) -> Iterator[bytes
                 with suppress(BrokenPipeError):
                     program.stdin.write(json.dumps(asked).encode())
                 program.stdin.close()
-                while answer := program.line(compiled.LONGEST):
+                while (answer := program.line(compiled.LONGEST)).endswith(b"\n"):
                     yield answer
         finally:
             program.end()
         if program.returncode:
             raise _ended(program.returncode, program.complaints())
+        if answer:
+            why = f"a line of more than {compiled.LONGEST >> 20} MB, or without an end"
+            raise CheckFailed.of("compiler-says-nonsense", why=why)
 
 
 @contextmanager

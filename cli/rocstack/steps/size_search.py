@@ -54,11 +54,15 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
     tried: dict[int, Tried] = {}
 
     def take(number: int, cpu: float | None, raw: bytes) -> None:
-        said = compiled.read(raw, choice.layouts[number], requests[number]["attention"])
+        layout, attention = choice.layouts[number], requests[number]["attention"]
+        try:
+            said = compiled.read(raw, layout, attention)
+        except CheckFailed as error:
+            said = compiled.unread(error.what, layout, attention)
         tried[number] = Tried(sized=choice.layouts[number], said=said, cpu=cpu)
 
     for number, path in enumerate(kept):
-        with suppress(OSError, CheckFailed):
+        with suppress(OSError):
             if path.stat().st_size <= compiled.LONGEST:
                 take(number, None, path.read_bytes())
     left = [number for number in range(len(requests)) if number not in tried]
@@ -84,14 +88,14 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
 
 def _read(line: bytes, steps: int) -> tuple[int, float, bytes]:
     try:
-        if not line.endswith(b"\n"):
-            raise ValueError(f"a line of more than {compiled.LONGEST >> 20} MB, or without an end")
         answer = cast(dict[str, Any], from_json(line))
         said = _Said.model_validate(answer)
         if said.number >= steps:
             raise ValueError("a layout that nobody asked for")
     except ValidationError as error:
-        raise CheckFailed.of("compiler-says-nonsense", why=visible(error.errors()[0]["msg"][:200])) from None
+        first = error.errors()[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise CheckFailed.of("compiler-says-nonsense", why=visible(why[:200])) from None
     except ValueError as error:
         raise CheckFailed.of("compiler-says-nonsense", why=visible(str(error)[:200])) from None
     own = {name: each for name, each in answer.items() if name not in _Said.model_fields}

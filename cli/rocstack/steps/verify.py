@@ -151,9 +151,9 @@ def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | N
 
 
 def _stored(run: Run, folder: Path, inventory: Path, runs: Path) -> VerifyResult:
+    shown = service_report.give(run, inventory) if settings().cluster.service else ""
     try:
         kept = proved.keep(run, inventory, runs)
     except RocstackError as error:
-        return VerifyResult(run, folder, inventory, problem=error.what)
-    shown = service_report.give(run, inventory) if settings().cluster.service else ""
+        return VerifyResult(run, folder, inventory, problem=error.what, shown=shown)
     return VerifyResult(run, folder, inventory, kept.sentence, kept.news, shown=shown)

@@ -38,8 +38,9 @@ def give(run: Run, inventory: Path) -> str:
     try:
         ssh_host = ssh.ssh_hosts(inventory, [run.control])[run.control]
         done = ssh.run(ssh_host, ["sh", "-c", _PUT, "sh", *words], text=text)
-    except RocstackError as error:
-        return f"the service doesn't show this report: {error.what}"
+    except (RocstackError, OSError) as error:
+        why = error.what if isinstance(error, RocstackError) else str(error)
+        return f"the service doesn't show this report: {why}"
     if done.returncode in (0, _NO_SERVICE):
         return "" if done.returncode else SHOWN
     why = "the connection broke" if done.returncode == _CUT else last_line(done.stderr)

@@ -126,6 +126,8 @@ def test_replicas_are_jobs_of_the_service(cli: Cli, served: ServedSite) -> None:
         (["org/tiny", "--adapters", "adapters"], "bad-value"),
         (["org/tiny", "--print"], "bad-value"),
         (["/elsewhere/tiny"], "not-among-models"),
+        (["/shared/models"], "not-among-models"),
+        (["org/tiny", "--max-rank", "7"], "serve-settings"),
         (["org/tiny", "--user", "eve"], "unknown-user"),
         (["org/tiny", "--", "--port=1"], "engine-argument"),
     ],
@@ -144,18 +146,21 @@ def test_without_a_service_there_are_no_replicas(cli: Cli, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "why"),
+    ("said", "exit_code", "code", "why"),
     [
-        (REFUSED, "service-says-no", "no\\x1b[1m"),
-        ('{"status": 200, "text": "<html>"}', "service-silent", "no such container"),
-        ("", "service-silent", "no such container"),
-        ("[" * 10_000, "service-silent", "no such container"),
+        (REFUSED, 2, "service-refuses", "no\\x1b[1m"),
+        (REFUSED.replace("400", "503"), 1, "service-failed", "no\\x1b[1m"),
+        ('{"status": 200, "text": "<html>"}', 1, "service-silent", "no such container"),
+        ("", 1, "service-silent", "no such container"),
+        ("[" * 10_000, 1, "service-silent", "no such container"),
     ],
-    ids=["refused", "no answer of ours", "nothing", "deep"],
+    ids=["refused", "failed", "no answer of ours", "nothing", "deep"],
 )
-def test_a_service_that_says_no_or_nothing(cli: Cli, served: ServedSite, said: str, code: str, why: str) -> None:
+def test_a_service_that_says_no_or_nothing(
+    cli: Cli, served: ServedSite, said: str, exit_code: int, code: str, why: str
+) -> None:
     served.said = said
     ran = cli("serve", "org/tiny", "--replicas", "2", "--json")
     error = json.loads(ran.out or ran.err)["error"]
-    assert (ran.code, error["code"]) == (1, code)
+    assert (ran.code, error["code"]) == (exit_code, code)
     assert why in error["what"]

@@ -3,11 +3,17 @@ that its container is gone afterwards."""
 
 from __future__ import annotations
 
+import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cli_run import Cli
+from rich.console import Console
+
+from rocstack.cli import size as size_command
+from rocstack.cli import ui
 
 RECORDED = Path(__file__).parents[1] / "data/size/llama-3.1-70b-512.json"
 FOUR = ("size", "llama-3.1-70b", "--compile", "--image", "own/maxtext:1", "--json")
@@ -159,6 +165,36 @@ def test_no_layout_fits(cli: Cli, there: Path) -> None:
     assert ran.code == 1
     assert "no layout fits by the formula" in ran.out
     assert not (there / "request").exists()
+
+
+def test_one_that_can_not_be_read_is_alone_with_it(cli: Cli, there: Path) -> None:
+    odd, good = layouts(1 << 30, 5 << 30).splitlines()
+    (there / "answer").write_text(odd.replace('["data", 1]', '["other", 3]') + "\n" + good + "\n")
+    ran = cli(*SEARCHED)
+    assert ran.code == 0, ran.err
+    assert "can't be read" in ran.out
+    cli(*SEARCHED)
+    assert len(json.loads((there / "request").read_text())["steps"]) == 1, "a newer rocstack may read it"
+
+
+def test_a_container_that_is_killed_in_the_middle_of_a_line(cli: Cli, there: Path) -> None:
+    (there / "answer").write_text(layouts(1, 1)[:40])
+    (there / "bin/docker").write_text((there / "bin/docker").read_text() + '[ "$1" = run ] && exit 137\n')
+    ran = cli(*SEARCHED, "--json")
+    assert (ran.code, json.loads(ran.out)["error"]["code"]) == (1, "compiler-ended")
+
+
+def test_a_narrow_terminal(cli: Cli, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (there / "answer").write_text(layouts(5 << 30, 5 << 30))
+    cli(*SEARCHED)
+    narrow = ui.Terminal()
+    vars(narrow)["console"] = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=40)
+    monkeypatch.setattr(size_command, "out", narrow)
+    monkeypatch.setattr(size_command, "table", partial(ui.table, on=narrow))
+    cli(*SEARCHED)
+    lines = narrow.file.getvalue().splitlines()
+    (head,) = [line for line in lines if "STEP" in line and "GIB" in line]
+    assert "WAITS" not in head
 
 
 @pytest.mark.parametrize(

@@ -209,4 +209,12 @@ def test_a_base_image_writes_nowhere_else(world: World, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         world.keep()
     assert caught.value.code == "kept-leads-out"
+    out.unlink()
+    del world.files["mirror/out/authorized"]
+    out.symlink_to("../../keys")
+    world.files |= {"mirror/out": b"its own"}  # where the link itself is: it would be moved into the folder
+    with pytest.raises(BadInput) as caught:
+        world.keep()
+    assert caught.value.code == "kept-leads-out"
+    assert [each.name for each in mine.parent.iterdir()] == ["authorized"]
     assert mine.read_text() == "mine"

@@ -65,7 +65,10 @@ def test_options_narrow_the_search() -> None:
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        ({"tp": 1, "pp": 1, "dp": 64, "shard": 64, "micro_batch": 2, "accumulate": 1}, "search-of-one-layout"),
+        (
+            {"tp": 1, "pp": 1, "dp": 64, "shard": 64, "micro_batch": 2, "accumulate": 1, "recompute": "none"},
+            "search-of-one-layout",
+        ),
         ({"gpu": "mi210"}, "search-without-times"),
         ({"model": "mpt-7b"}, "no-such-maxtext-model"),
         ({"pp": 8, "accumulate": 9, "interleave": 1}, "uneven-rounds"),

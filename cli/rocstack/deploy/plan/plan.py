@@ -8,7 +8,6 @@ from rocstack.base.findings import Finding
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, NodeSpec
 from rocstack.deploy.read.facts import NodeFacts, NodeImage
-from rocstack.node.deploy_facts import UNDER_WAY
 
 Kind = Literal["ship", "file", "start", "replace", "restart", "remove"]
 Result = Literal["unchanged", "change", "blocked", "unreachable"]
@@ -129,7 +128,7 @@ def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
         read = [path for path in container.reads if facts.files.get(path) != shas.get(path)]
         out += _of_container(container, digests[container.name], read, facts)
     if facts.unfinished and not out:
-        out.append(Change("file", UNDER_WAY, "a deploy was cut off before what follows its changes"))
+        out.append(Change("file", "those of the last deploy", "it was cut off before the services took them"))
     gone = [name for name in spec.remove if facts.container(name)]
     return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
 

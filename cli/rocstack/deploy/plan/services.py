@@ -16,7 +16,8 @@ REGISTRY = f"{KEYS}/registry"  # the password of the account that pushes
 SLURM = "/etc/rocstack/slurm"
 TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
-REGISTRY_PULL = f"{TLS}/accounts"  # those of the nodes; in a mounted folder, so that a running registry sees a new one
+PULLS = "/etc/rocstack/pulls"  # a folder, since a mounted file stays the one that it was
+REGISTRY_PULL = f"{PULLS}/accounts"  # those of the nodes
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
 SERVICE = "/etc/rocstack/service"
@@ -44,6 +45,7 @@ def registry(image: str, port: int) -> ContainerSpec:
         f"--env=ROCSTACK_REGISTRY_PUSH=127.0.0.1:{push_port(port)}",
         "--volume=rocstack-registry:/var/lib/registry",
         f"--volume={TLS}:{TLS}:ro",
+        f"--volume={PULLS}:{PULLS}:ro",
         f"--volume={REGISTRY}:/run/secrets/registry:ro",
     )
     return ContainerSpec(STORE, "registry", image, args, reads=(*SERVER, REGISTRY))

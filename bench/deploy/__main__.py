@@ -73,18 +73,21 @@ class Bench:
         ):
             (done,) = load(archive, [LoadTarget(site.head, site.ssh(site.head))])
             assert not done.error, done.error
-        for path, text in (("registry/server.pem", pem), ("registry/server.key", key), ("password", self.password)):
+        accounts = f"bench:{self.password}\n"
+        files = {"registry/server.pem": pem, "registry/server.key": key, "pulls/accounts": accounts}
+        for path, text in (files | {"password": self.password}).items():
             site.on(
                 site.head,
                 "sh",
                 "-c",
-                f"umask 077; mkdir -p /etc/bench/registry; cat >/etc/bench/{path}",
+                f"umask 077; mkdir -p /etc/bench/registry /etc/bench/pulls; cat >/etc/bench/{path}",
                 stdin=text.encode(),
             )
         flags = ["--network=host", "--volume=/etc/bench/registry:/etc/rocstack/registry:ro"]
+        flags += ["--volume=/etc/bench/pulls:/etc/rocstack/pulls:ro"]
         flags += ["--volume=/etc/bench/password:/run/secrets/registry:ro", "--env=ROCSTACK_SERVICE=registry"]
         site.on(site.head, "docker", "run", "-d", "--name=bench-registry", *flags, control)
-        token = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
+        token = base64.b64encode(f"bench:{self.password}".encode()).decode()
         login = json.dumps({"auths": {self.registry: {"auth": token}}}).encode()
         for worker in site.workers:
             site.on(
@@ -105,7 +108,7 @@ class Bench:
         """zstd layers to the head's registry through a tunnel, then all workers pull by digest at once."""
 
         def send() -> str:
-            with self.site.tunnel(5000) as near, LocalImage.find(self.client, image) as found:
+            with self.site.tunnel(5001) as near, LocalImage.find(self.client, image) as found:
                 return publish(found, Repository(self.http(near), f"rocstack-worker-{self.link}"), tag).reference
 
         publish_s, reference = timed(send)
@@ -135,7 +138,7 @@ class Bench:
         repository = f"by-hand-{self.link}"
         config = self.work / "docker"
         config.mkdir(exist_ok=True)
-        with self.site.tunnel(5000) as port:
+        with self.site.tunnel(5001) as port:
             near = f"127.0.0.1:{port}"
             token = base64.b64encode(f"{USER}:{self.password}".encode()).decode()
             (config / "config.json").write_text(json.dumps({"auths": {near: {"auth": token}}}))

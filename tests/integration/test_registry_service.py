@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import secrets
-import shutil
 import ssl
 import tarfile
 import urllib.error
@@ -39,11 +38,12 @@ class Registry:
 
     def flags(self) -> tuple[str, ...]:
         tls = f"--volume={self.folder / 'registry'}:/etc/rocstack/registry:ro"
+        pulls = f"--volume={self.folder / 'pulls'}:/etc/rocstack/pulls:ro"
         password = f"--volume={self.folder / 'password'}:/run/secrets/registry:ro"
         volume = f"--volume={self.node.name}:/var/lib/registry"
         health = ("--health-interval=1s", "--health-start-period=1s", "--health-retries=1")
         ports = ("--publish=127.0.0.1::5000", "--env=ROCSTACK_SERVICE=registry")
-        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, password, *health)
+        return ("--detach", f"--name={self.node.name}", *ports, volume, tls, pulls, password, *health)
 
     def start(self) -> None:
         engine("run", *self.flags(), self.image)
@@ -212,9 +212,11 @@ def test_it_is_no_roots_and_tells_no_password(registry: Registry) -> None:
 
 @pytest.mark.parametrize("line", ["n2:short", "no account at all", ":an-account-without-a-name", "n2"])
 def test_a_password_that_can_be_guessed_is_refused(registry: Registry, tmp_path: Path, line: str) -> None:
-    copied = shutil.copytree(registry.folder / "registry", tmp_path / "registry")
-    (copied / "accounts").write_text(f"n1:{registry.pull}\n{line}\n")
-    mounts = (f"--volume={copied}:/etc/rocstack/registry:ro",)
+    (tmp_path / "accounts").write_text(f"n1:{registry.pull}\n{line}\n")
+    mounts = (
+        f"--volume={registry.folder / 'registry'}:/etc/rocstack/registry:ro",
+        f"--volume={tmp_path}:/etc/rocstack/pulls:ro",
+    )
     flags = (
         "--rm",
         "--env=ROCSTACK_SERVICE=registry",

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from conftest import PEOPLE, Site, settings
+from conftest import CHAT, PEOPLE, Site, lines, settings
 from fake_slurmrestd import FakeSlurmrestd, token
 
 from rocstack.base.errors import BadInput
@@ -260,7 +260,6 @@ async def test_the_stock_client(site: Site, slurm: FakeSlurmrestd) -> None:
 
     http = site.of("alice")
     client = openai.AsyncOpenAI(api_key=token("alice"), base_url="http://test/v1", http_client=http, max_retries=0)
-    from conftest import CHAT, lines
 
     file = await client.files.create(file=("a.jsonl", lines(CHAT)), purpose="fine-tune")
     assert [each.id async for each in client.files.list()] == [file.id]

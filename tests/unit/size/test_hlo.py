@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import maxtext_program
 import pytest
 
 from rocstack.size import hlo
@@ -49,6 +50,11 @@ backend_config={"known_trip_count":{"n":"80"},"known_init_step":{"init":"0","ste
   ROOT %copy = bf16[8,2]{1,0} copy(%p0)
 }
 """
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    return maxtext_program.load()
 
 
 def read(text: str | list[str], gpus: int = 16, per_node: int = 8) -> hlo.StepText:

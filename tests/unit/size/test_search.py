@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import maxtext_program
 import pytest
 
 from rocstack.base.errors import BadInput
@@ -21,6 +22,11 @@ from rocstack.size.sizing import Sized
 from rocstack.steps.job_options import SizeOptions
 
 GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    return maxtext_program.load()
 
 
 def sized(model: str = "llama-3.1-8b", nodes: int = 8, **given: object) -> tuple[Sized, Asked]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 from types import ModuleType
 
-import pytest
-
 from rocstack.base import paths
 
 
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
+def load() -> ModuleType:
+    """A new one: tests change it."""
     spec = importlib.util.spec_from_file_location("maxtext_compile", paths.images() / "maxtext/compile.py")
     assert spec
     assert spec.loader

@@ -16,7 +16,7 @@ from pathlib import Path
 from rootfs import Boot
 
 BOOT_LIMIT = 120  # seconds; 9 on an idle machine of 2 cores
-BOOTS = 3  # a kernel that patches its own code (static keys) panics at one boot in some dozens under emulated SMP
+BOOTS = 3  # seen once: a kernel that patched its own code (a static key) at boot, under emulated SMP, panicked
 UP = " is up after "
 
 

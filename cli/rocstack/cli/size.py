@@ -120,13 +120,12 @@ def _ranking(fit: Sequence[Tried]) -> None:
             _fast_to_slow(each), *middle, f"{each.said.total / GIB:.0f}",
         ])  # fmt: skip
     shown = [at for at in range(len(heads)) if at >= len(heads) - 5 or any(row[at] not in ("1", "") for row in rows)]
-    wide = {at: max(len(row[at]) for row in (heads, *rows)) + 2 for at in shown}
-    for less in ("WAITS", "SENDS", "COMPUTE", "V", "AGAIN"):
-        if out.is_terminal and sum(wide[at] for at in shown) - 2 > out.width and heads.index(less) in shown:
-            shown.remove(heads.index(less))
-    words = shown.index(7) if 7 in shown else -1
-    right = [at for at in range(len(shown)) if at != words]
-    table([heads[at] for at in shown], ([row[at] for at in shown] for row in rows), right=right)
+    names = [heads[at] for at in shown]
+    table(
+        names, ([row[at] for at in shown] for row in rows),
+        right=[at for at, name in enumerate(names) if name != "AGAIN"],
+        spare=[names.index(name) for name in ("WAITS", "SENDS", "COMPUTE", "V", "AGAIN") if name in names],
+    )  # fmt: skip
 
 
 def _compiled(found: Sized, said: Compiled) -> None:

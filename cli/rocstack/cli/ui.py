@@ -73,15 +73,17 @@ def table(
     *,
     title: str | None = None,
     right: Iterable[int] = (),
+    spare: Iterable[int] = (),
     on: Terminal = out,
 ) -> None:
-    """A table that wraps on a narrow terminal, and aligned columns where there is no terminal."""
+    """A table that wraps on a narrow terminal, and aligned columns where there is no terminal. `right` are columns of
+    numbers; those of `spare` go, in this order, until the rest fits."""
     heads, cells = list(columns), [[visible(str(cell)) for cell in row] for row in rows]
     numbers = set(right)
+    widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(len(heads))]
     if not on.is_terminal:
         if title:
             on.say(title)
-        widths = [max(len(row[i]) for row in [heads, *cells]) for i in range(len(heads))]
         for row in [heads, *cells]:
             padded = (
                 c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
@@ -91,10 +93,14 @@ def table(
     from rich.table import Table
 
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
-    for index, column in enumerate(heads):
-        grid.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
+    shown = list(range(len(heads)))
+    for index in spare:
+        if sum(widths[i] + 2 for i in shown) - 2 > on.width:  # columns are two characters apart
+            shown.remove(index)
+    for index in shown:
+        grid.add_column(heads[index], justify="right" if index in numbers else "left", overflow="fold")
     for row in cells:
-        grid.add_row(*(escape(cell) for cell in row))
+        grid.add_row(*(escape(row[index]) for index in shown))
     on.print(grid, soft_wrap=False)
 
 

@@ -91,9 +91,8 @@ class ServicePeople:
             base_url=url, verify=trust, timeout=10, transport=transport, trust_env=False
         )  # fmt: skip
         self._known: dict[str, tuple[float, str | None]] = {}  # by sha256 of the token: until when, and whose
-        self._asking: dict[
-            str, asyncio.Task[tuple[float, str | None]]
-        ] = {}  # one for each token: nobody waits for others
+        # One for each token: nobody waits for others.
+        self._asking: dict[str, asyncio.Task[tuple[float, str | None]]] = {}
 
     async def user(self, token: str | None) -> str | None:
         """

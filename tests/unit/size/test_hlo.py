@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import maxtext_program
 import pytest
+from module_file import module_of
 
+from rocstack.base import paths
 from rocstack.size import hlo
 from rocstack.size.hlo import StepCollective
 
@@ -54,7 +55,7 @@ backend_config={"known_trip_count":{"n":"80"},"known_init_step":{"init":"0","ste
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    return maxtext_program.load()
+    return module_of(paths.images() / "maxtext/compile.py")
 
 
 def read(text: str | list[str], gpus: int = 16, per_node: int = 8) -> hlo.StepText:

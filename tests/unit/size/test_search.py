@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
-import maxtext_program
 import pytest
+from module_file import module_of
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput
 from rocstack.size import advice, ask, compiled, maxtext, picture, search
 from rocstack.size.layout import Asked
@@ -26,7 +27,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    return maxtext_program.load()
+    return module_of(paths.images() / "maxtext/compile.py")
 
 
 def sized(model: str = "llama-3.1-8b", nodes: int = 8, **given: object) -> tuple[Sized, Asked]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from module_file import module_of
 
 from rocstack.base import finding_texts
 from rocstack.node.fabric import parse_env
@@ -214,11 +214,7 @@ def test_a_task_says_the_variables_it_is_asked_for_and_no_others() -> None:
 
 
 def test_each_task_is_asked_for_all_that_the_fabric_of_a_node_has() -> None:
-    spec = importlib.util.spec_from_file_location("checks_conftest", suite.checks() / "conftest.py")
-    assert spec
-    assert spec.loader
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    conftest = module_of(suite.checks() / "conftest.py")
     asked: list[str] = []
 
     def python(program: Path, *names: str, **_: Any) -> StepOutput:

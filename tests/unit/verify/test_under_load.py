@@ -3,7 +3,6 @@ program that runs them, on this machine."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from evidence_replay import good, replay
+from module_file import module_of
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import suite
@@ -25,16 +25,13 @@ PROGRAM = suite.checks() / "programs/tools.py"
 NODES = ("n1", "n2")
 
 
-def module(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, suite.checks() / path)
-    assert spec
-    assert spec.loader
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
 sys.path.append(str(suite.checks()))
+
+
+def module(path: str) -> Any:
+    return module_of(suite.checks() / path)
+
+
 performance = module("experiments/performance.py")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -148,11 +147,9 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     own_ports = [ship.port, facts.push_port(ship.port), *([cluster.rest.port] if cluster.rest.port else [])]
     own_ports += [cluster.service.port] if cluster.service else []
     uids = UIDS | ({service.USER: service.SERVICE_UID} if cluster.service else {})
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(finding_texts.table)  # is needed next, and this process only waits
-        gathered = facts.gather(
-            inventory, on_event, uids=uids, own_ports=own_ports, overlay=request.overlay, forks=request.forks
-        )
+    gathered = facts.gather(
+        inventory, on_event, uids=uids, own_ports=own_ports, overlay=request.overlay, forks=request.forks
+    )
     events.rest()
     control = gathered.node(inventory.control.name)
     if control:

@@ -21,7 +21,7 @@ from rocstack.bundle.layout import ARCHITECTURES
 from rocstack.bundle.needed import BundleBlobs, BundledImage
 from rocstack.edge import engine
 from rocstack.registry.image_archive import ImageArchive
-from rocstack.registry.layers import chain_ids
+from rocstack.registry.layers import in_place
 
 _FULL = re.compile(r"no space left|disk quota", re.IGNORECASE)
 
@@ -63,12 +63,12 @@ def into_engine(
     if not downgrade:
         _refuse_older(client, bundle, images, names, tag)
     due = [each for each in images if engine.find_image(client, _engine_id(each, old_store)) is None]
-    chains = _chains(client) if old_store and due else set()
+    there = _layers(client) if old_store and due else []
     needed = {
         blob.digest: blob.size * (each.image.size / max(1, each.image.compressed))
         for each in due
         for diff_id, blob in each.layers.items()
-        if diff_id not in _have(each, chains)
+        if diff_id not in in_place(each.diff_ids, there)
     }
     blobs.require(needed, "this machine's engine")
     root, need = Path(str(info.get("DockerRootDir"))), sum(needed.values())
@@ -81,10 +81,10 @@ def into_engine(
             each.config, dict(each.layers),
         )  # fmt: skip
         try:
-            _load(client, archive, _have(each, chains), _engine_id(each, old_store))
+            _load(client, archive, in_place(each.diff_ids, there), _engine_id(each, old_store))
         except _NoRoom:
             raise _full(root, need) from None
-        chains |= set(chain_ids(each.diff_ids)) if old_store else set()
+        there += [each.diff_ids] if old_store else []
     return tuple(_named(client, each, names[each.image.called], tag, old_store, each in due, note) for each in images)
 
 
@@ -92,23 +92,16 @@ def _engine_id(each: BundledImage, old_store: bool) -> str:
     return each.image.id if old_store else each.image.digest
 
 
-def _chains(client: docker.DockerClient) -> set[str]:
-    """Chain ids of all layers of the engine's images."""
-    found: set[str] = set()
+def _layers(client: docker.DockerClient) -> list[Sequence[str]]:
+    """The diff ids of each of the engine's images."""
+    found: list[Sequence[str]] = []
     for row in client.api.images(quiet=True, all=True):
         try:
             about = client.api.inspect_image(row)  # type: ignore[no-untyped-call]
-            found.update(chain_ids(about["RootFS"].get("Layers") or ()))
+            found.append(about["RootFS"].get("Layers") or ())
         except ImageNotFound:  # removed meanwhile
             continue
     return found
-
-
-def _have(each: BundledImage, chains: set[str]) -> frozenset[str]:
-    """Layers that the engine has in the same place: it doesn't open them."""
-    return frozenset(
-        diff_id for diff_id, chain in zip(each.diff_ids, chain_ids(each.diff_ids), strict=True) if chain in chains
-    )
 
 
 def _refuse_older(

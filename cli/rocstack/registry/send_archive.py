@@ -73,9 +73,11 @@ class _Sender:
     def run(self) -> LoadedImage:
         started, retry = time.monotonic(), Retry(self.attempts, FIRST_PAUSE, sleep=self.sleep or self._stopped.wait)
         error = "stopped" if self._stopped.is_set() else self._once(self.target.have)
+        # What was left out may be gone from the node, so it gets everything that there is.
+        whole = all(diff_id in self.archive.blobs for diff_id in self.archive.diff_ids)
         while error and not retry.last and not self._stopped.is_set():
             retry.wait()
-            error = self._once(frozenset())  # what was left out may be gone from the node, so it gets everything
+            error = self._once(frozenset() if whole else self.target.have)
         return LoadedImage(
             node=self.target.node,
             bytes=self.sent,

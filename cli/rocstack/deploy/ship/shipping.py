@@ -20,6 +20,7 @@ from rocstack.deploy.plan.prepare import PreparedDeploy
 from rocstack.deploy.ship import by_rack, by_registry
 from rocstack.edge.locks import ClusterLock
 from rocstack.registry.image_archive import ImageArchive
+from rocstack.registry.layers import in_place
 from rocstack.registry.local_image import LocalImage
 from rocstack.registry.publish import PackedLayers
 from rocstack.registry.registry_http import PushStopped
@@ -159,20 +160,21 @@ class Shipping:
                 held.check()
             events.step(node, f"receiving the {image.role} image, {done / 1e6:.0f} of {total / 1e6:.0f} MB")
 
+        source = LocalImage.find(self.client, image.id)
         targets = []
         for name in names:
             host, facts = prepared.gathered.ssh_hosts[name], prepared.facts(name)
             shell = [*host.program, "-T", host.address] if host.program else ["sh", "-c"]
             # containerd's store asks for all layers
             known = () if facts.engine.store == "containerd" else facts.images
-            layers = frozenset(layer for each in known for layer in each.layers)
+            layers = in_place(source.diff_ids, (each.layers for each in known))
             words = ["docker", "load", "--quiet"]
             words = held.guarded(host.python, words) if held else words
             targets.append(LoadTarget(name, shell, (*host.become, "docker"), layers, (*host.become, *words)))
             events.step(name, f"waiting while the {image.role} image is packed")
         everywhere = frozenset.intersection(*(target.have for target in targets))
         with (
-            LocalImage.find(self.client, image.id) as source,
+            source,
             ImageArchive.make(source, image.name_on_node, have=everywhere) as archive,
         ):
             rows = load(archive, targets, progress=progress)

@@ -15,6 +15,8 @@ from rocstack.verify.evidence import ClusterEvidence, JobAnswer
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
+# libibverbs finds these cards by the driver that the kernel names (rdma-core, providers/ionic), not by their PCI ids.
+BY_DRIVER = {"ainic"}
 LAMINI = "Lamini, multi-node training: the tests of a cluster"
 
 
@@ -38,6 +40,8 @@ def test_rdma_in_jobs(record: Recorder, gpu_jobs: dict[str, Any], cluster_eviden
         if not wanted:
             of = "has no RDMA" if image in ("", TCP) else f"is for {image} cards, which the node has not"
             record.skipped(node.name, f"the image {of}")
+        elif node.virtual and image in BY_DRIVER:
+            record.skipped(node.name, "virtual node: no kernel names the driver of its devices to libibverbs")
         elif answer.get("rdma") is None:
             why = answer.get("error")
             record.skipped(node.name, why or "no ibv_devices in the image", "" if why else "no-tool")

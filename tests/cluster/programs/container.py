@@ -18,7 +18,10 @@ import sys
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 UNIQUE = """import ctypes, sys
 lib, unique = ctypes.CDLL(sys.argv[1]), ctypes.create_string_buffer(128)
-sys.exit(f"ncclGetUniqueId: {code}" if (code := lib.ncclGetUniqueId(unique)) else 0)"""
+code = lib.ncclGetUniqueId(unique)
+# Newer ones look for a GPU first; 100: HIP, which it is linked with, has none either.
+none = code == 1 and hasattr(lib, "hipGetDeviceCount") and lib.hipGetDeviceCount(ctypes.byref(ctypes.c_int())) == 100
+sys.exit(f"ncclGetUniqueId: {code}" if code and not none else 0)"""
 COUNT = """import ctypes, sys
 code = ctypes.CDLL(sys.argv[1]).hipGetDeviceCount(ctypes.byref(ctypes.c_int()))
 sys.exit(0 if code in (0, 100) else f"hipGetDeviceCount: {code}")"""  # 100: no device

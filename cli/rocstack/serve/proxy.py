@@ -14,11 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.base.text import values_of
 from rocstack.serve.engine import DEAD, DEAD_EVENT
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
-REFUSED = ("prompt_embeds", "kv_transfer_params", "logits_processors", "previous_response_id", "chat_template")
+REFUSED = (
+    "prompt_embeds", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
+    "previous_response_id", "chat_template",
+)  # fmt: skip
+MOST_VALUES = 400_000  # of a request: more than a context has tokens
 # Of a message's parts: the engine would fetch what they name, from wherever it reaches.
 MEDIA = ("image_url", "audio_url", "video_url", "file_url")
 MOST_EVENT = 64 << 20  # bytes of one event
@@ -57,6 +62,8 @@ async def read(request: Request, most: int) -> ModelRequest:
         raw += piece
         if len(raw) > most:
             raise BadInput.of("request-too-large", most=most >> 20)
+    if values_of(bytes(raw)) > MOST_VALUES:
+        raise BadInput.of("request-too-many-values", most=f"{MOST_VALUES:,}")
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):

@@ -153,6 +153,9 @@ def _errors(app: FastAPI) -> None:
         return JSONResponse(failures.body(message, "server_error", "service-failed"), 500)
 
 
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
 def _watch(app: FastAPI) -> None:
     numbers: Numbers = app.state.numbers
 
@@ -162,8 +165,9 @@ def _watch(app: FastAPI) -> None:
         with numbers.open.track_inprogress():
             answer = await call(request)
         route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
-        numbers.requests.labels(request.method, route, str(answer.status_code)).inc()
-        numbers.seconds.labels(request.method, route).observe(time.monotonic() - began)
+        method = request.method if request.method in METHODS else "other"  # a stranger's may be of any length
+        numbers.requests.labels(method, route, str(answer.status_code)).inc()
+        numbers.seconds.labels(method, route).observe(time.monotonic() - began)
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers.setdefault("Cache-Control", "no-store")
         return answer

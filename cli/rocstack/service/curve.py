@@ -64,7 +64,9 @@ def _ticks(low: float, high: float) -> list[float]:
     """Round numbers around both."""
     span = (high - low) or abs(high) or 1.0
     raw = span / TICKS
-    unit = 10 ** math.floor(math.log10(raw))
+    unit = 10 ** math.floor(math.log10(raw)) if raw else 0.0
+    if not unit:  # of numbers that are nearly nothing
+        return [low, low + 1.0]
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= raw)
     start, end = math.floor(low / step), math.ceil(high / step)
     return [number * step for number in range(start, max(end, start + 1) + 1)]

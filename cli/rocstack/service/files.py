@@ -115,16 +115,7 @@ class StoredFiles:
     async def used(self, caller: Caller) -> int:
         """Bytes of her files, adapters, and uploads that aren't whole."""
 
-        def work(session: Session) -> int:
-            files = session.scalar(select(func.sum(StoredFile.bytes)).where(StoredFile.owner == caller.name)) or 0
-            models = session.scalar(select(func.sum(ModelRow.bytes)).where(ModelRow.owner == caller.name)) or 0
-            pending = select(UploadRow.id).where(
-                UploadRow.owner == caller.name, UploadRow.status == PENDING, UploadRow.created > now() - UPLOAD_S
-            )
-            parts = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload.in_(pending))) or 0
-            return int(files) + int(models) + int(parts)
-
-        return await self.database.run(work)
+        return await self.database.run(lambda session: used_by(session, caller.name))
 
     async def room(self, caller: Caller, more: int) -> None:
         left = self.limits.quota_mib * MIB - await self.used(caller) - self._coming[caller.name]
@@ -191,6 +182,17 @@ class StoredFiles:
             remove(to)
             raise
         return to_dict(row)
+
+
+def used_by(session: Session, owner: str) -> int:
+    """Bytes of what counts for a person's quota."""
+    files = session.scalar(select(func.sum(StoredFile.bytes)).where(StoredFile.owner == owner)) or 0
+    models = session.scalar(select(func.sum(ModelRow.bytes)).where(ModelRow.owner == owner)) or 0
+    pending = select(UploadRow.id).where(
+        UploadRow.owner == owner, UploadRow.status == PENDING, UploadRow.created > now() - UPLOAD_S
+    )
+    parts = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload.in_(pending))) or 0
+    return int(files) + int(models) + int(parts)
 
 
 def to_dict(row: StoredFile) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from rocstack.base.text import visible
@@ -12,6 +12,7 @@ from rocstack.service import audit
 from rocstack.service.database import Database
 from rocstack.service.failures import NotThere
 from rocstack.service.identity import Caller
+from rocstack.service.outcome import LIVE
 from rocstack.service.tables import JobEvent, JobRow
 
 
@@ -44,6 +45,18 @@ class JobRows:
 
     async def say(self, key: str, message: str, level: str = "info", final: bool = False) -> None:
         await self.database.run(lambda session: session.add(event(key, message, level, final)))
+
+
+def forget(session: Session, key: str) -> None:
+    """The audit's lines and the job's folder stay."""
+    session.execute(delete(JobEvent).where(JobEvent.job == key))
+    session.execute(delete(JobRow).where(JobRow.id == key))
+
+
+def older_than(owner: str, kept: int) -> Select[Any]:
+    """A person's jobs that are over, without so many of the newest."""
+    over = select(JobRow.id).where(JobRow.owner == owner, JobRow.status.not_in(LIVE))
+    return over.order_by(JobRow.created.desc(), JobRow.id.desc()).offset(kept).limit(100)
 
 
 def own(session: Session, caller: Caller, key: str) -> JobRow:

@@ -19,10 +19,12 @@ from rocstack.jobs import recipe as recipes
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import audit, batch, outcome
-from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooMany, body
+from rocstack.service.config import MIB
+from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooBig, TooMany, body
+from rocstack.service.files import used_by
 from rocstack.service.handover import Handover
 from rocstack.service.identity import Caller
-from rocstack.service.job_rows import JobRows, event, own
+from rocstack.service.job_rows import JobRows, event, forget, older_than, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
 from rocstack.service.slurm_answers import ClusterNode, SlurmJob, map_of, text, whole
@@ -33,6 +35,8 @@ from rocstack.service.tables import JobRow
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
 POOLS_S = 10.0
+KEPT = 10_000  # jobs of a person that are over
+LONGEST = 64 << 10  # characters of a job's script and of what was asked for
 MOST = 10_000  # jobs of which we know when we asked
 FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
@@ -76,6 +80,8 @@ class Jobs:
             request = fitted(recipe, draft, await self.pools(caller))
             script = recipes.script(recipe, request, self.overlay)
             batch.description(script, {})
+            if len(script) + len(json.dumps(asked)) > LONGEST:
+                raise TooBig.of("job-too-long", most=LONGEST >> 10)
             folder = await anyio.to_thread.run_sync(self.storage.job, caller, key)
             assert folder == Path(request.folder)
             row = JobRow(
@@ -90,6 +96,8 @@ class Jobs:
         live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
         if (session.scalar(live) or 0) >= self.limits.jobs:
             raise TooMany.of("too-many-jobs", most=self.limits.jobs)
+        for key in session.scalars(older_than(caller.name, KEPT)).all():
+            forget(session, key)
         session.add(row)
         session.add(event(row.id, f"created: recipe {row.recipe}"))
         audit.note(session, caller.name, "job.create", row.id, row.recipe)
@@ -187,9 +195,11 @@ class Jobs:
             change = outcome.after(row, job)
             made = None
             if row.kind == TUNING and change.fields.get("status") == "succeeded":
+                used = await self.rows.database.run(lambda session: used_by(session, caller.name))
+                room = max(0, self.limits.quota_mib * MIB - used)
                 try:
                     made = await anyio.to_thread.run_sync(
-                        self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix")
+                        self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix"), room
                     )
                     change.fields["result"] = made.id
                     change.say.append(("info", f"the adapter is a model now: {made.id}"))

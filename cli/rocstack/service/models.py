@@ -113,8 +113,9 @@ class Models:
         await self.database.run(work)
         await anyio.to_thread.run_sync(remove, self.adapter(caller, row))
 
-    def take(self, caller: Caller, job: JobRow, base: str, suffix: str | None) -> ModelRow:
-        """The adapter that a job wrote, checked and copied to where its owner can't change it any more. In a thread.
+    def take(self, caller: Caller, job: JobRow, base: str, suffix: str | None, room: int) -> ModelRow:
+        """The adapter that a job wrote, checked and copied to where its owner can't change it any more. It may have
+        `room` bytes, holes in its files counted as well. In a thread.
 
         Raises:
             RequestRefused, TooBig: it isn't whole, or isn't an adapter as peft's.
@@ -124,7 +125,9 @@ class Models:
         to = self.storage.adapters(caller) / folder
         to.mkdir()
         try:
-            size = sum(self.storage.copied(caller, (*source, name), to / name, MOST) for name in (CONFIG, WEIGHTS))
+            size = 0
+            for name in (CONFIG, WEIGHTS):
+                size += self.storage.copied(caller, (*source, name), to / name, min(MOST, room - size))
             rank = check(to)
         except FileNotFoundError as error:
             remove(to)

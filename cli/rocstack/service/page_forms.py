@@ -23,6 +23,7 @@ from rocstack.service.tuning import TuningRequest
 from rocstack.size import models as known_models
 
 LONGEST = 64 << 10  # bytes of a form without a file
+MOST_FIELDS = 300
 PLACES = ("nodes", "time", "partition", "account", "qos")  # where and how long: the same for every job
 HYPER = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
@@ -154,4 +155,8 @@ async def fields(request: Request) -> dict[str, str]:
         data += piece
         if len(data) > LONGEST:
             raise failures.TooBig.of("form-too-large")
-    return {name: value.strip() for name, value in parse_qsl(data.decode(errors="replace"), max_num_fields=300)}
+    try:
+        pairs = parse_qsl(data.decode(errors="replace"), max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise failures.TooBig.of("form-too-large") from None
+    return {name: value.strip() for name, value in pairs}

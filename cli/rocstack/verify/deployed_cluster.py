@@ -15,7 +15,7 @@ from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.levels import HARDWARE
-from rocstack.base.text import from_json
+from rocstack.base.text import from_json, values_of
 from rocstack.cluster.settings import ClusterSettings as Settings
 from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory as inventories
@@ -35,6 +35,7 @@ from rocstack.verify.testinfra_hosts import AT_ONCE
 Words = Iterable[str]
 # What evidence has of NodeStatus, and of NodeFacts.
 _STATUS = ("name", "roles", "virtual", "image", "digest", "health", "slurm", "reason", "restarts")
+MOST_VALUES = 1_000_000  # of a node's answer
 _FACTS = ("behind", "ahead", "cpus", "memory")
 _SHUT = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"}
 _BREAK = "\x1e"
@@ -244,6 +245,8 @@ def _named(text: str) -> str:
 
 def _answer(done: CommandResult) -> Any:
     try:
+        if values_of(done.stdout) > MOST_VALUES:
+            return {"error": f"its answer has more than {MOST_VALUES:,} values"}
         return from_json(done.stdout)
     except ValueError:
         lines = (_named(done.stderr) or done.stdout.strip() or f"exit status {done.rc}").splitlines()

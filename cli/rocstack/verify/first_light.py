@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from rocstack.base.errors import BadInput, RocstackError
+from rocstack.base.text import values_of
 from rocstack.edge import files
 from rocstack.node.recording import Recording
 from rocstack.probe import recordings
@@ -31,6 +32,7 @@ from rocstack.verify.suite import OnEvent, SuiteOptions
 
 SCHEMA: Literal[1] = 1
 PACKED, LARGEST = 64 << 20, 512 << 20  # bytes of a file, and of what it unpacks to
+MOST_VALUES = 3_000_000  # a node has some 2,000
 LOG = 200_000  # characters of what a program said, of which the last are kept
 EVIDENCE = evidence.FILE
 
@@ -120,6 +122,8 @@ def read(path: Path) -> FirstLight:
             raise ValueError(f"it is larger than {PACKED >> 20} MiB, or {LARGEST >> 20} MiB unpacked")
         if not unzip.eof:
             raise ValueError("it breaks off")
+        if values_of(data) > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
         return FirstLight.model_validate_json(data)
     except OSError as error:
         raise BadInput.of("no-access", path, why=error.strerror or error) from None

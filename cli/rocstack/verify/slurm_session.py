@@ -18,7 +18,7 @@ from testinfra.backend.base import CommandResult
 from testinfra.host import Host
 
 from rocstack.base.errors import CheckFailed
-from rocstack.base.text import from_json
+from rocstack.base.text import from_json, values_of
 from rocstack.deploy.plan import services
 from rocstack.edge.ssh import bounded
 from rocstack.node import hostlist
@@ -38,6 +38,7 @@ TAKEN = ("alloc", "mix", "comp", "resv", "maint", "plnd", "block")  # and for th
 BEGINNING = ("CONFIGURING", "Prolog")  # squeue's words for a job that has its nodes and hasn't begun
 TIMEOUT_S = 10.0  # seconds for one to begin, and for one that is cancelled to end
 PAUSE = 0.3
+MOST_VALUES = 2_000_000  # of all tasks of a step
 KILLED = 10.0  # seconds that we wait longer for a command than it may take: the end of it is to be heard
 # srun's options for tasks none of which waits for another: that one ends, or its node dies, ends no other.
 INDEPENDENT = ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
@@ -59,6 +60,8 @@ class StepOutput:
     def answers(self) -> list[Any]:
         """Those of its tasks, in no order; without one that was cut off as its task was killed."""
         answers = []
+        if values_of(self.out) > MOST_VALUES:
+            return []
         for line in self.out.split("\n"):
             with suppress(ValueError):
                 answers.append(from_json(line.partition(MARK)[2]))

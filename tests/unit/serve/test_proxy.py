@@ -14,10 +14,32 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from rocstack.base.errors import BadInput
 from rocstack.serve import proxy
 from rocstack.serve.proxy import ModelRequest, Names
 
 CHAT = "/v1/chat/completions"
+
+
+async def read(body: bytes) -> ModelRequest:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await proxy.read(Request({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive), 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"model": "m", "x": [' + b"[]," * 200_000 + b"0]}", "request-too-many-values"),
+        (b'{"model": "m", "vllm_xargs": {"kv_transfer_params": {}}}', "request-refused"),
+        (b'{"model": "m", "ec_transfer_params": {"a": 1}}', "request-refused"),
+    ],
+)
+def test_what_is_nobodys_to_ask(body: bytes, code: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        asyncio.run(read(body))
+    assert refused.value.code == code
 
 
 @dataclass

@@ -192,6 +192,28 @@ async def test_numbers_for_prometheus_have_no_names_of_people_or_files(site: Sit
     assert "secret" not in said
 
 
+async def test_a_strangers_methods_are_counted_as_one(site: Site) -> None:
+    for number in range(3):
+        await site.client.request(f"STRANGE{number}" * 100, "/health")
+    said = (await site.client.get("/metrics")).text
+    assert 'rocstack_requests_total{method="other",route="/health",status="405"} 3.0' in said
+    assert "STRANGE" not in said
+
+
+async def test_of_many_ranges_none_is_read(site: Site) -> None:
+    """Starlette sorts and merges them in quadratic time, and reads each by itself."""
+    many = {"Range": "bytes=" + ",".join(f"{n}-{n}" for n in range(0, 2000, 2))}
+    answer = await site.client.get("/static/page.css", headers=many)
+    assert (answer.status_code, "multipart" in answer.headers["content-type"]) == (200, False)
+    alice = site.of("alice")
+    sent = {"file": ("chat.jsonl", lines(CHAT))}
+    key = (await alice.post("/v1/files", files=sent, data={"purpose": "fine-tune"})).json()["id"]
+    whole = await alice.get(f"/v1/files/{key}/content", headers=many)
+    assert (whole.status_code, whole.content) == (200, lines(CHAT))
+    part = await alice.get(f"/v1/files/{key}/content", headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, lines(CHAT)[10:20])
+
+
 async def test_the_document_names_what_there_is(site: Site) -> None:
     found = (await site.client.get("/openapi.json")).json()
     assert {"/v1/files", "/v1/fine_tuning/jobs", "/v1/jobs", "/v1/size", "/v1/train/jobs/{job}/cancel"} <= set(

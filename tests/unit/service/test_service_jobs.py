@@ -119,6 +119,23 @@ async def test_slurms_refusal_is_said_and_the_job_failed(site: Site, slurm: Fake
     assert (row["status"], row["error"]["code"]) == ("failed", "slurm-refuses")
 
 
+async def test_jobs_that_are_over_are_bounded(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has jobs refused again and again would fill the control node's disk."""
+    monkeypatch.setattr(jobs, "KEPT", 2)
+    slurm.refuse = "no"
+    alice, bob = site.of("alice"), site.of("bob")
+    await bob.post("/v1/jobs", json=MINE)
+    for number in range(5):
+        await alice.post("/v1/jobs", json=MINE | {"name": f"n{number}"})
+    assert [row["name"] for row in (await alice.get("/v1/jobs")).json()["data"]] == ["n4", "n3", "n2"]
+    assert len((await bob.get("/v1/jobs")).json()["data"]) == 1
+    long = MINE | {"arguments": ["x" * 4000] * 20}
+    answer = await alice.post("/v1/jobs", json=long)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "job-too-long")
+
+
 async def test_a_submission_whose_answer_got_lost_is_not_sent_twice(site: Site, slurm: FakeSlurmrestd) -> None:
     slurm.lose = 1
     made = (await site.of("alice").post("/v1/jobs", json=MINE)).json()
@@ -294,7 +311,7 @@ async def test_fine_tuning_from_a_file_to_a_model(site: Site, slurm: FakeSlurmre
     assert (await alice.delete("/v1/models/org/tiny")).json()["error"]["code"] == "base-model-stays"
 
 
-@pytest.mark.parametrize("fault", ["none", "pickle", "short", "linked", "rank"])
+@pytest.mark.parametrize("fault", ["none", "pickle", "short", "linked", "rank", "over quota"])
 async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault: str) -> None:
     alice = site.of("alice")
     key = (await tuned(alice)).json()["id"]
@@ -306,13 +323,16 @@ async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault:
     elif fault == "short":
         data = (place / "adapter_model.safetensors").read_bytes()
         (place / "adapter_model.safetensors").write_bytes(data[:-4])
+    elif fault == "over quota":  # which counts holes, too: the copy has none
+        os.truncate(place / "adapter_model.safetensors", 64 << 20)
     elif fault == "linked":
         (place / "adapter_model.safetensors").rename(site.data / "w")
         (place / "adapter_model.safetensors").symlink_to(site.data / "w")
     slurm.set(100, "COMPLETED")
     row = (await alice.get(f"/v1/fine_tuning/jobs/{key}")).json()
     assert (row["status"], row["fine_tuned_model"]) == ("failed", None)
-    assert row["error"]["code"] == ("adapter-rank" if fault == "rank" else "adapter-not-whole")
+    code = {"rank": "adapter-rank", "over quota": "adapter-too-big"}.get(fault, "adapter-not-whole")
+    assert row["error"]["code"] == code
     assert [each["id"] for each in (await alice.get("/v1/models")).json()["data"]] == ["org/tiny"]
     assert os.listdir(site.data / "alice" / "adapters") == []
 

@@ -242,6 +242,7 @@ def test_a_curve() -> None:
     flat = curve("x", [(1, 2.0), (2, 2.0)])
     assert flat
     assert len(flat.rows) >= 2
+    assert curve("x", [(1, 0.0), (2, 5e-324)])
     made = curve("loss", [(step, 1000 / step) for step in range(1, 100_001)])
     assert made
     assert made.path.count("L") < 400

@@ -144,6 +144,15 @@ def test_a_file_that_unpacks_to_more_than_any_is_refused(tmp_path: Path, monkeyp
         first_light.read(file)
 
 
+def test_a_small_file_of_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of nothing takes 3 bytes there, and 64 here."""
+    file = tmp_path / "light.json.gz"
+    file.write_bytes(packed({**HEAD, "evidence": {"x": [[]] * 5_000}}))
+    monkeypatch.setattr(first_light, "MOST_VALUES", 9_000)
+    with pytest.raises(BadInput, match="more than 9,000 values"):
+        first_light.read(file)
+
+
 @pytest.mark.parametrize("host", ["../../x", "/etc/x", "a/b", "", "a b", "ä", "x" * 64])
 def test_a_recording_is_named_so_that_a_file_can_be(host: str) -> None:
     recording = {**light().nodes[0].recording.to_dict(), "host": host}

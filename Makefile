@@ -3,7 +3,7 @@ BIN := .venv/bin
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint docs dist bench lock client clean
+.PHONY: help setup python demo test test-quick test-slow test-rdma test-gpu mutation lint docs docs-version dist bench lock client clean
 # Tests start thousands of short Python processes: without bytecode files each of them compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -11,7 +11,7 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 SCRIPTS = $(shell find cli .ci images bench docs playbooks tests -type f -exec awk 'FNR == 1 && /^\#!.*sh$$/ { print FILENAME } { nextfile }' {} +)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Python environment and container engine, only what is missing
 	@cli/setup.sh
@@ -66,6 +66,11 @@ docs: python ## the documentation as a site, in .rocstack/site; a broken link or
 	$(BIN)/python docs/generate.py --check
 	$(MKDOCS) build
 	@echo "open .rocstack/site/index.html; for its search: $(BIN)/mkdocs serve"
+
+docs-version: docs ## this version's pages beside those of other versions, committed to the branch gh-pages
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases "$$(.ci/version)" latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike set-default latest
+	@echo "push it with: git push origin gh-pages"
 
 dist: python ## wheel and sdist of rocstack, in dist/
 	.ci/version

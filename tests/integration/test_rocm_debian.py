@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import trainer_suite
 from workspace import Workspace, engine, inspect
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -40,3 +41,9 @@ def test_one_hip_runtime(worker: str) -> None:
 def test_what_only_builds_is_not_shipped(worker: str) -> None:
     listed = engine("run", "--rm", "--entrypoint", "sh", worker, "-c", "command -v hipcc g++ cmake || true").stdout
     assert listed == ""
+
+
+def test_the_trainer_shards_a_model(worker: str) -> None:
+    """Debian 13's PyTorch can't take our sum between replicas; this one can."""
+    with trainer_suite.with_pytest(worker, f"{worker.partition('/')[0]}/trainer-tests:rocm") as image:
+        trainer_suite.run(image, "", 20, "test_sharding.py")

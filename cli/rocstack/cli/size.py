@@ -109,12 +109,12 @@ def _searched(found: Searched) -> None:
 
 def _ranking(fit: Sequence[Tried]) -> None:
     """Columns that are the same for all and say nothing are left out, so that 80 characters do."""
-    heads = ("TP", "PP", "DP", "SHARD", "EP", "V", "BATCH", "AGAIN", "STEP S", "COMPUTE", "SENDS", "WAITS", "GIB")
+    heads = ("TP", "CP", "PP", "DP", "SHARD", "EP", "V", "BATCH", "AGAIN", "STEP S", "COMPUTE", "SENDS", "WAITS", "GIB")
     rows = []
     for each in fit:
         layout, kinds = each.sized.layout, [step.kinds for step in each.speed.steps]
         middle = [_seconds((kinds[0][name] + kinds[1][name]) / 2) for name in kinds[0]]
-        degrees = [layout.tp, layout.pp, layout.dp, layout.shard, layout.ep, layout.interleave]
+        degrees = [layout.tp, layout.cp, layout.pp, layout.dp, layout.shard, layout.ep, layout.interleave]
         rows.append([
             *map(str, degrees), f"{layout.accumulate}×{layout.micro}", "yes" if layout.recompute else "",
             _fast_to_slow(each), *middle, f"{each.said.total / GIB:.0f}",

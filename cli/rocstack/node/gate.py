@@ -46,7 +46,7 @@ HOST = "host"  # the way by which the node's own library is mounted
 PACKAGE = "package"  # the vendor's
 VENDOR_WAYS = ("source", PACKAGE)  # whose libraries have releases of their own
 LIBRARIES = "libraries"  # what a node's profile has unread where its libraries were not looked for
-FRAMEWORKS = {"pytorch": "PyTorch", "jax": "JAX"}
+FRAMEWORKS = {"pytorch": "PyTorch", "jax": "JAX", "maxtext": "MaxText"}
 REBUILD = "build the image again"
 # What hides a device, or that the kernel offers it to programs; what else is unread stays None in the device.
 _HIDES = re.compile(r"/sys/(.*/)?infiniband(_verbs)?(/[^/]+(/(node_type|ibdev))?)?")

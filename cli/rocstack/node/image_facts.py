@@ -47,7 +47,7 @@ class ImageFacts:
     providers: tuple[ImageProvider, ...] = ()
     gfx: tuple[str, ...] = ()  # GPU targets that it is built for
     code: tuple[tuple[str, tuple[str, ...]], ...] = ()  # and those that a library in it has code for, as was read there
-    framework: str | None = None  # what trains: pytorch or jax
+    framework: str | None = None  # what trains: pytorch, jax or maxtext
     framework_rocm: str | None = None  # the ROCm release that this is built for
     rehearsal: str | None = None  # what it lacks for the GPUs of the nodes that it was built for nevertheless
     fabric: str | None = None  # the newest of libfabric's symbol versions that RCCL's plugin needs: "1.8"

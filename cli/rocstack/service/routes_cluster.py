@@ -31,6 +31,7 @@ class SizeBody(BaseModel):
     method: Literal["full", "lora"] = "full"
     rank: Annotated[int, Field(ge=1, le=4096)] | None = None
     tp: Count = None
+    cp: Count = None
     pp: Count = None
     dp: Count = None
     shard: Count = None

@@ -39,6 +39,8 @@ class SizeQuestion(Protocol):
     @property
     def tp(self) -> int | None: ...
     @property
+    def cp(self) -> int | None: ...
+    @property
     def pp(self) -> int | None: ...
     @property
     def dp(self) -> int | None: ...
@@ -76,7 +78,7 @@ def size(choice: SizeQuestion) -> Sized:
 
 def layout(choice: SizeQuestion) -> Asked:
     return Asked(
-        tp=choice.tp, pp=choice.pp, dp=choice.dp, shard=choice.shard, ep=choice.ep, micro=choice.micro_batch,
-        accumulate=choice.accumulate, interleave=choice.interleave, batch=choice.batch,
+        tp=choice.tp, cp=choice.cp, pp=choice.pp, dp=choice.dp, shard=choice.shard, ep=choice.ep,
+        micro=choice.micro_batch, accumulate=choice.accumulate, interleave=choice.interleave, batch=choice.batch,
         recompute=_RECOMPUTE[choice.recompute],
     )  # fmt: skip

@@ -143,7 +143,7 @@ def arguments(sized: Sized) -> float:
     """Bytes that MaxText keeps of a GPU's share of the model: as the formula counts parameters, but embedding and
     output lie on every stage, and norms are whole on each GPU of a shard."""
     shape, layout = sized.shape, sized.layout
-    owners = layout.shard if layout.shard > 1 else layout.dp
+    owners = layout.owners if layout.owners > 1 else layout.dp
     experts = max(1, owners // layout.ep)
     root = (2 - shape.tied) * shape.embedding + shape.positions * shape.hidden
     small = shape.layers * shape.small / (layout.tp * layout.pp)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log2
 from typing import Any
 
@@ -12,15 +12,18 @@ from rocstack.size.shape import Shape
 
 MICRO = (1, 2, 4, 8)  # sequences of a micro-batch that are tried
 INTERLEAVE = (1, 2, 4)
+LONG = 65536  # tokens of a sequence that may be shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLayout:
-    """Ranks of a group follow each other in this order: tensor, shard (with experts), copies, pipeline; so tensor
-    groups lie within a node. Each of `dp` ranks sees other data; `shard` of them share one copy of weights, gradients
-    and optimizer states. Where each has whole weights, they share the optimizer's states, all of them."""
+    """Ranks of a group follow each other in this order: tensor, context, shard (with experts), copies, pipeline; so
+    tensor groups lie within a node. Each of `dp` ranks sees other data; `shard` of them, with all of their `cp` GPUs,
+    share one copy of weights, gradients and optimizer states. Where each has whole weights, they share the optimizer's
+    states, all of them."""
 
     tp: int = 1
+    cp: int = 1  # GPUs that share each sequence
     pp: int = 1
     dp: int = 1
     shard: int = 1
@@ -32,7 +35,12 @@ class GpuLayout:
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def owners(self) -> int:
+        """GPUs that share one copy of a stage's layers, of those that don't split the layers themselves."""
+        return self.shard * self.cp
 
     @property
     def batch(self) -> int:
@@ -47,7 +55,7 @@ class GpuLayout:
     @property
     def effort(self) -> float:
         """How much there is to set up and to go wrong: with a pipeline most, with shards alone least."""
-        return 2 * log2(self.pp) + log2(self.tp * self.ep * self.interleave) + (self.shard > 1) / 2
+        return 2 * log2(self.pp) + log2(self.tp * self.cp * self.ep * self.interleave) + (self.owners > 1) / 2
 
     @property
     def bubble(self) -> float:
@@ -56,7 +64,7 @@ class GpuLayout:
         return waits / (self.interleave * self.accumulate + waits)
 
     def __str__(self) -> str:
-        degrees = {"TP": self.tp, "PP": self.pp, "DP": self.dp}
+        degrees = {"TP": self.tp, "CP": self.cp, "PP": self.pp, "DP": self.dp}
         words = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
         if self.shard > 1:
             words.append(f"in shards of {self.shard}")
@@ -81,9 +89,10 @@ def shares(layers: int, pp: int) -> list[int]:
     return [base + (0 < stage <= more) for stage in range(pp)]
 
 
-def problem(shape: Shape, layout: GpuLayout, gpus: int) -> str | None:
-    """Why no job can run in this layout."""
-    if min(layout.tp, layout.pp, layout.dp, layout.shard, layout.ep, layout.micro, layout.accumulate) < 1:
+def problem(shape: Shape, layout: GpuLayout, gpus: int, sequence: int = 0) -> str | None:
+    """Why no job can run in this layout; of a `sequence` that isn't known, nothing is said."""
+    degrees = (layout.tp, layout.cp, layout.pp, layout.dp, layout.shard, layout.ep)
+    if min(*degrees, layout.micro, layout.accumulate) < 1:
         return "a degree is less than 1"
     if shape.heads % layout.tp:
         return f"TP {layout.tp} doesn't divide the model's {shape.heads} heads"
@@ -99,9 +108,13 @@ def problem(shape: Shape, layout: GpuLayout, gpus: int) -> str | None:
         return "only a pipeline has chunks of layers"
     if layout.interleave > 1 and layout.accumulate % layout.pp:
         return f"interleaved stages need micro-batches by the {layout.pp}, and there are {layout.accumulate}"
+    if layout.cp > 1 and sequence % (2 * layout.cp):
+        # With a causal mask the first tokens are the least work, so each GPU has a piece from either end.
+        return f"CP {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {sequence:,} tokens don't divide so"
     if layout.gpus != gpus:
-        fit = f": DP {gpus // (layout.tp * layout.pp)}" if gpus % (layout.tp * layout.pp) == 0 else ""
-        product = f"TP {layout.tp} × PP {layout.pp} × DP {layout.dp}"
+        model = layout.tp * layout.cp * layout.pp
+        fit = f": DP {gpus // model}" if gpus % model == 0 else ""
+        product = f"TP {layout.tp} × {f'CP {layout.cp} × ' if layout.cp > 1 else ''}PP {layout.pp} × DP {layout.dp}"
         return f"{product} are {layout.gpus:,} GPUs, and there are {gpus:,}{fit}"
     if layout.dp % layout.shard:
         return f"shards of {layout.shard} don't divide DP {layout.dp}"
@@ -121,6 +134,7 @@ class Asked:
     """What a person gives; None: whatever is best. `batch` in sequences."""
 
     tp: int | None = None
+    cp: int | None = None
     pp: int | None = None
     dp: int | None = None
     shard: int | None = None
@@ -140,30 +154,33 @@ class Asked:
 
     def plainly(self, gpus: int, batch: int) -> GpuLayout:
         """A layout of what is given and, of the rest, the simplest."""
-        tp, pp = self.tp or 1, self.pp or 1
-        dp = self.dp or max(gpus // max(tp * pp, 1), 1)
+        tp, cp, pp = self.tp or 1, self.cp or 1, self.pp or 1
+        dp = self.dp or max(gpus // max(tp * cp * pp, 1), 1)
         micro = self.micro or 1
         return GpuLayout(
-            tp=tp, pp=pp, dp=dp, shard=self.shard or 1, ep=self.ep or 1, micro=micro,
+            tp=tp, cp=cp, pp=pp, dp=dp, shard=self.shard or 1, ep=self.ep or 1, micro=micro,
             accumulate=self.accumulate or max((self.batch or batch) // (dp * micro), 1),
             interleave=self.interleave or 1,
         )  # fmt: skip
 
 
-def possible(shape: Shape, gpus: int, per_node: int, asked: Asked, batch: int) -> Iterator[GpuLayout]:
+def possible(shape: Shape, gpus: int, per_node: int, asked: Asked, batch: int, sequence: int) -> Iterator[GpuLayout]:
     """Every layout of so many GPUs that has what is asked for, the simplest first. `batch`: sequences of a step, about,
-    where none are asked for."""
+    where none are asked for. Only long sequences are shared without being asked for."""
+    contexts = [n for n in divisors(gpus) if n <= per_node] if sequence >= LONG else [1]
     for tp in _some(asked.tp, (n for n in divisors(gpus) if n <= per_node)):
-        for pp in _some(asked.pp, (n for n in divisors(gpus) if n <= shape.layers)):
-            dp = asked.dp or gpus // (tp * pp)
-            if dp and tp * pp * dp == gpus:
-                yield from _with_data(shape, gpus, per_node, asked, batch, (tp, pp, dp))
+        for cp in _some(asked.cp, contexts):
+            for pp in _some(asked.pp, (n for n in divisors(gpus) if n <= shape.layers)):
+                dp = asked.dp or gpus // (tp * cp * pp)
+                if dp and tp * cp * pp * dp == gpus:
+                    plain = GpuLayout(tp=tp, cp=cp, pp=pp, dp=dp)
+                    yield from _with_data(shape, gpus, per_node, asked, batch, sequence, plain)
 
 
 def _with_data(
-    shape: Shape, gpus: int, per_node: int, asked: Asked, batch: int, degrees: tuple[int, int, int]
+    shape: Shape, gpus: int, per_node: int, asked: Asked, batch: int, sequence: int, plain: GpuLayout
 ) -> Iterator[GpuLayout]:
-    tp, pp, dp = degrees
+    tp, pp, dp = plain.tp, plain.pp, plain.dp
     # In a pipeline each micro-batch would gather the weights anew: only who asks for that gets it.
     shards = {1} if pp > 1 else {1, dp, max(per_node // tp, 1)}
     experts = [n for n in divisors(shape.experts) if dp % n == 0 and n <= per_node] if shape.experts else [1]
@@ -176,11 +193,10 @@ def _with_data(
                 if dp * micro > max(asked.batch or batch, dp) and not (asked.micro or asked.accumulate):
                     continue
                 for interleave in _some(asked.interleave, INTERLEAVE if pp > 1 else (1,)):
-                    found = GpuLayout(
-                        tp=tp, pp=pp, dp=dp, shard=shard, ep=ep, micro=micro, accumulate=accumulate,
-                        interleave=interleave,
-                    )  # fmt: skip
-                    if problem(shape, found, gpus) is None:
+                    found = replace(
+                        plain, shard=shard, ep=ep, micro=micro, accumulate=accumulate, interleave=interleave
+                    )
+                    if problem(shape, found, gpus, sequence) is None:
                         yield found
 
 

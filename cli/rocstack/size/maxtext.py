@@ -13,7 +13,7 @@ from rocstack.size.shape import Shape
 Settings = dict[str, Any]
 FLASH, DOT_PRODUCT = "flash", "dot_product"
 # The axes of its mesh that a layout uses, as GPUs lie beside each other, the outermost first: as `GpuLayout` has them.
-ORDER = ("stage", "data", "fsdp", "expert", "tensor")
+ORDER = ("stage", "data", "fsdp", "expert", "context", "tensor")
 BLOCK = 64  # tokens of the flash kernel's blocks
 MOST_GPUS = 1 << 17
 TARGETS = ("gfx90a", "gfx942", "gfx950")  # those that images/maxtext/compile.py describes
@@ -40,14 +40,15 @@ def request(shape: Shape, layout: GpuLayout, hardware: Hardware, sequence: int, 
             "vocab_size": -(-shape.vocabulary // layout.tp) * layout.tp,
         },
         "gpu": {"gfx": gfx, "units": units, "memory": int(hardware.memory), "name": f"AMD Instinct {hardware.gpu}"},
-        "nodes": layout.gpus // gpus, "per_node": gpus, "order": list(ORDER), "attention": attention(shape, sequence),
+        "nodes": layout.gpus // gpus, "per_node": gpus, "order": list(ORDER),
+        "attention": attention(shape, layout, sequence),
     }  # fmt: skip
 
 
-def attention(shape: Shape, sequence: int) -> str:
+def attention(shape: Shape, layout: GpuLayout, sequence: int) -> str:
     """The kernel that the compiler is asked for. The flash kernel of JAX knows whole attention alone, heads whose width
-    is a power of two, and sequences of whole blocks."""
-    simple = not shape.key_rank and not shape.windowed and shape.head == shape.value
+    is a power of two, and whole sequences in whole blocks."""
+    simple = layout.cp == 1 and not shape.key_rank and not shape.windowed and shape.head == shape.value
     return FLASH if simple and shape.head in (64, 128, 256) and sequence % BLOCK == 0 else DOT_PRODUCT
 
 
@@ -75,7 +76,8 @@ def degrees(shape: Shape, layout: GpuLayout) -> Settings:
     expert = layout.ep
     shard = max(1, layout.shard // expert)
     found: Settings = {
-        "ici_tensor_parallelism": layout.tp, "ici_pipeline_parallelism": layout.pp, "ici_fsdp_parallelism": shard,
+        "ici_tensor_parallelism": layout.tp, "ici_context_parallelism": layout.cp,
+        "ici_pipeline_parallelism": layout.pp, "ici_fsdp_parallelism": shard,
         "ici_expert_parallelism": expert, "ici_data_parallelism": layout.dp // (shard * expert),
         "dcn_data_parallelism": 1,
         "remat_policy": "full" if layout.recompute else "minimal",
@@ -97,7 +99,9 @@ def degrees(shape: Shape, layout: GpuLayout) -> Settings:
         found["num_pipeline_microbatches"] = rounds = layout.accumulate
     elif layout.accumulate > 1:
         found["gradient_accumulation_steps"] = layout.accumulate
-    share = layout.micro * rounds / (layout.tp * layout.pp)  # of each GPU; a whole number where it can be one
+    share = (
+        layout.micro * rounds / (layout.tp * layout.cp * layout.pp)
+    )  # of each GPU; a whole number where it can be one
     found["per_device_batch_size"] = int(share) if share == int(share) else share
     return found
 

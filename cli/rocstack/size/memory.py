@@ -92,7 +92,7 @@ def need(shape: Shape, layout: GpuLayout, sequence: int, rank: int = 0) -> Memor
 
 
 def _need(shape: Shape, layout: GpuLayout, sequence: int, rank: int, stage: Held) -> Memory:
-    tokens = layout.micro * sequence
+    tokens = layout.micro * sequence / layout.cp
     flying = min(layout.pp - stage.number, layout.accumulate)  # micro-batches that wait for their backward
     more = 1 + (layout.pp - 1) / (layout.pp * layout.interleave) if layout.interleave > 1 else 1.0
     dense, sparse = (tokens * _kept(shape, kind) / layout.tp for kind in (False, True))
@@ -108,18 +108,18 @@ def _need(shape: Shape, layout: GpuLayout, sequence: int, rank: int, stage: Held
 
 def _states(shape: Shape, layout: GpuLayout, rank: int, stage: Held) -> dict[str, float]:
     """Weights, gradients and optimizer's states, and what is whole of shards for a while."""
-    shared = max(1, layout.shard // layout.ep)  # GPUs that share an expert
-    own = stage.plain / layout.shard + stage.experts / shared
+    shared = max(1, layout.owners // layout.ep)  # GPUs that share an expert
+    own = stage.plain / layout.owners + stage.experts / shared
     found: dict[str, float] = {}
     if rank:
-        trained = shape.adapters(rank) * stage.layers / (shape.layers * layout.tp * layout.shard)
+        trained = shape.adapters(rank) * stage.layers / (shape.layers * layout.tp * layout.owners)
         found = {"weights": 2 * own + 4 * trained, "gradients": 4 * trained, "optimizer": 8 * trained}
-    elif layout.shard > 1:
+    elif layout.owners > 1:
         found = {"weights": 4 * own, "gradients": 4 * own, "optimizer": 8 * own}
     else:
         states = stage.plain / layout.dp + stage.experts / max(1, layout.dp // layout.ep)
         found = {"weights": 2 * own, "gradients": 4 * own, "optimizer": 12 * states}
-    if layout.shard > 1:  # root and two layers are whole at a time, and so are the gradients of what is summed up
+    if layout.owners > 1:  # root and two layers are whole at a time, and so are the gradients of what is summed up
         found["gathered"] = 2 * (2 * stage.root + 2 * stage.block) + 6 * max(stage.block, stage.root)
     return found
 

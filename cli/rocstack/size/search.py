@@ -12,6 +12,7 @@ from rocstack.base.errors import BadInput
 from rocstack.base.findings import Finding
 from rocstack.size import advice, compiled, maxtext
 from rocstack.size.compiled import Compiled
+from rocstack.size.hlo import StepCollective
 from rocstack.size.layout import Asked, GpuLayout
 from rocstack.size.shape import Shape
 from rocstack.size.sizing import LayoutSearch, Sized, flags
@@ -51,10 +52,7 @@ class Tried:
         if self.said.refused:
             return own
         near = min(layout.tp, self.sized.hardware.gpus)
-        wires = [
-            (each.kind, seconds or 0.0, "to-all" in each.kind or (each.ranks, each.near) == (layout.tp, near))
-            for each, seconds in self.said.wires
-        ]
+        wires = [(each.kind, seconds or 0.0, _blocks(each, layout, near)) for each, seconds in self.said.wires]
         return own.exchanging(wires, layout)
 
     @property
@@ -145,8 +143,14 @@ def _speed(each: Sized) -> tuple[float, float]:
     return -each.speed.score if each.speed else 0.0, each.layout.effort
 
 
+def _blocks(each: StepCollective, layout: GpuLayout, near: int) -> bool:
+    """Whether a layer waits for it. Weights that the GPUs of a sequence share look like its keys and values."""
+    of_layer = (each.ranks, each.near) == (layout.tp, near) or each.ranks == layout.cp > 1
+    return "to-all" in each.kind or of_layer
+
+
 def _kind(layout: GpuLayout) -> tuple[int | bool, ...]:
-    return layout.tp, layout.pp, layout.shard, layout.ep, layout.recompute
+    return layout.tp, layout.cp, layout.pp, layout.shard, layout.ep, layout.recompute
 
 
 def _taken(shape: Shape, layout: GpuLayout) -> bool:

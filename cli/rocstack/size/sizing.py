@@ -140,7 +140,7 @@ class LayoutSearch:
         if nodes:
             return nodes * self.hardware.gpus, None
         if asked.tp and asked.pp and asked.dp:
-            gpus = asked.tp * asked.pp * asked.dp
+            gpus = asked.tp * (asked.cp or 1) * asked.pp * asked.dp
             if gpus > MOST_GPUS:
                 raise BadInput.of("layout-too-large", gpus=f"{gpus:,}", most=f"{MOST_GPUS:,}")
             return gpus, None
@@ -167,7 +167,7 @@ class LayoutSearch:
         return any(map(self.fits, self.modes(self.layouts(gpus, least), asked)))
 
     def layouts(self, gpus: int, asked: Asked) -> list[GpuLayout]:
-        return list(possible(self.shape, gpus, self.hardware.gpus, asked, self.batch))
+        return list(possible(self.shape, gpus, self.hardware.gpus, asked, self.batch, self.sequence))
 
     def modes(self, layouts: Iterable[GpuLayout], asked: Asked) -> Iterator[GpuLayout]:
         for each in layouts:
@@ -192,7 +192,7 @@ class LayoutSearch:
 
     def refusal(self, gpus: int, asked: Asked) -> BadInput:
         plain = asked.plainly(gpus, self.batch)
-        why = problem(self.shape, plain, gpus)
+        why = problem(self.shape, plain, gpus, self.sequence)
         if why is None:
             rounds = f"{plain.dp} ranks with {plain.accumulate} × {plain.micro} sequences"
             why = f"{rounds} aren't a batch of {asked.batch}"
@@ -207,7 +207,8 @@ class LayoutSearch:
 def flags(layout: GpuLayout) -> str:
     """The options that ask for exactly this layout."""
     words = [f"--tp {layout.tp} --pp {layout.pp} --dp {layout.dp} --shard {layout.shard}"]
-    words += [f"--ep {layout.ep}"] * (layout.ep > 1) + [f"--interleave {layout.interleave}"] * (layout.interleave > 1)
+    more = {"--cp": layout.cp, "--ep": layout.ep, "--interleave": layout.interleave}
+    words += [f"{name} {degree}" for name, degree in more.items() if degree > 1]
     words += [f"--micro-batch {layout.micro} --accumulate {layout.accumulate}"]
     return " ".join([*words, *["--recompute layers"] * layout.recompute])
 

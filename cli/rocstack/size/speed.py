@@ -125,7 +125,7 @@ def _step(
     shape: Shape, layout: GpuLayout, sequence: int, hardware: Hardware, rank: int,
     wires: tuple[Traffic, ...], gemm: float, hide: bool,
 ) -> StepSeconds:  # fmt: skip
-    tokens, rounds = layout.micro * sequence, layout.accumulate
+    tokens, rounds = layout.micro * sequence / layout.cp, layout.accumulate
     layers, output = _stage(shape, layout)
     share = layers / shape.layers
     again = 1 if layout.recompute else 0
@@ -151,7 +151,7 @@ def _step(
     blocked = sum(parts[each.kind] for each in wires if each.blocks)
     parts["bubble"] = (busy + blocked) * waits
     biggest = max(held(shape, layout), key=lambda each: each.all)
-    owners = layout.shard if layout.shard > 1 else layout.dp
+    owners = layout.owners if layout.owners > 1 else layout.dp
     states = shape.adapters(rank) * share / layout.tp if rank else biggest.all
     parts["optimizer"] = STATES * states / owners / hardware.hbm
     return StepSeconds({name: seconds for name, seconds in parts.items() if seconds})

@@ -34,6 +34,7 @@ def traffic(shape: Shape, layout: GpuLayout, sequence: int, per_node: int, rank:
     stage = max(held(shape, layout), key=lambda each: each.all)
     found = [
         _tensor(shape, layout, sequence, stage, per_node),
+        _context(shape, layout, sequence, stage, per_node),
         _experts(shape, layout, sequence, stage, per_node),
         _pipeline(shape, layout, sequence, per_node),
         *_weights(shape, layout, stage, per_node, rank),
@@ -45,30 +46,43 @@ def _tensor(shape: Shape, layout: GpuLayout, sequence: int, stage: Held, per_nod
     """Two sums a layer forward, two backward, and two when it is computed again."""
     if layout.tp == 1:
         return None
-    one = 2 * (layout.tp - 1) / layout.tp * layout.micro * sequence * shape.hidden * BF16
+    one = 2 * (layout.tp - 1) / layout.tp * layout.micro * sequence / layout.cp * shape.hidden * BF16
     sums = (6 if layout.recompute else 4) * stage.layers * layout.accumulate
     what = "all-reduce of each layer's output"
     return Traffic("TP", what, sums * one, layout.tp, 1, layout.tp > per_node, blocks=True)
+
+
+def _context(shape: Shape, layout: GpuLayout, sequence: int, stage: Held, per_node: int) -> Traffic | None:
+    """Each GPU gathers the keys and values of the whole sequence, forward and again for backward, and hands their
+    gradients back. A tensor-parallel group has at least one head of them on each GPU."""
+    if layout.cp == 1:
+        return None
+    heads = max(1.0, shape.keys / layout.tp)
+    one = (layout.cp - 1) / layout.cp * layout.micro * sequence * heads * (shape.head + shape.value) * BF16
+    times = 3 * stage.layers * layout.accumulate
+    what = "all-gather of keys and values, twice, and their gradients"
+    return Traffic("CP", what, times * one, layout.cp, layout.tp, layout.tp * layout.cp > per_node, blocks=True)
 
 
 def _experts(shape: Shape, layout: GpuLayout, sequence: int, stage: Held, per_node: int) -> Traffic | None:
     """Tokens go to their experts and back, forward and backward."""
     if layout.ep == 1:
         return None
-    tokens = layout.micro * sequence / layout.tp
+    tokens = layout.micro * sequence / (layout.tp * layout.cp)
     one = (layout.ep - 1) / layout.ep * tokens * shape.active * shape.hidden * BF16
     sparse = stage.layers * shape.sparse_layers / shape.layers
     times = (6 if layout.recompute else 4) * sparse * layout.accumulate
     what = "all-to-all of tokens and experts"
-    return Traffic("EP", what, times * one, layout.ep, layout.tp, layout.tp * layout.ep > per_node, blocks=True)
+    stride = layout.tp * layout.cp
+    return Traffic("EP", what, times * one, layout.ep, stride, stride * layout.ep > per_node, blocks=True)
 
 
 def _pipeline(shape: Shape, layout: GpuLayout, sequence: int, per_node: int) -> Traffic | None:
     """Activations to the next stage, and their gradients back, for each chunk of layers."""
     if layout.pp == 1:
         return None
-    one = layout.micro * sequence * shape.hidden * BF16 / layout.tp
-    stride = layout.tp * layout.dp
+    one = layout.micro * sequence * shape.hidden * BF16 / (layout.tp * layout.cp)
+    stride = layout.tp * layout.cp * layout.dp
     total = 2 * layout.interleave * layout.accumulate * one
     return Traffic("PP", "send to the next stage, and back", total, layout.pp, stride, layout.gpus > per_node)
 
@@ -76,9 +90,9 @@ def _pipeline(shape: Shape, layout: GpuLayout, sequence: int, per_node: int) -> 
 def _weights(shape: Shape, layout: GpuLayout, stage: Held, per_node: int, rank: int) -> list[Traffic]:
     trained = 1.0 if not rank else shape.adapters(rank) / shape.parameters
     found = []
-    if layout.shard > 1:
+    if layout.owners > 1:
         # Experts are shared by ep ranks already; the rest of the shard gathers them.
-        n, e = layout.shard, max(1, layout.shard // layout.ep)
+        n, e = layout.owners, max(1, layout.owners // layout.ep)
         part = stage.plain * (n - 1) / n + stage.experts * (e - 1) / e
         spans = layout.tp * n > per_node
         gather = 2 * part * BF16 * layout.accumulate

@@ -31,7 +31,7 @@ from rocstack.base.words import (
 from rocstack.stack import coherence, gpus
 
 Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
-Framework = Literal["pytorch", "jax"]
+Framework = Literal["pytorch", "jax", "maxtext"]
 OwnRole = Literal["worker", "control"]
 Role = Literal[OwnRole, "service"]
 ROLES: tuple[OwnRole, ...] = ("worker", "control")  # without being asked for
@@ -259,12 +259,19 @@ class Stack(Value):
         return any(choice.method == "base" for choice in self.components.values())
 
     @property
+    def for_one_program(self) -> bool:
+        """Whether it trains nothing but what one program does."""
+        return self.framework == "maxtext"
+
+    @property
     def framework_rocm(self) -> str | None:
         """The ROCm release that the training framework is built for, where a name says it: PyTorch's version
         (2.11.0+rocm7.2), JAX's plugin among the wheels (jax-rocm7-plugin). None: it has no ROCm."""
         choice = self.components.get(self.framework)
         if choice is None:
             return None
+        if self.framework == "maxtext":  # its requirements name the plugin of ROCm's major release
+            return self.components["rocm"].version.partition(".")[0] if "rocm" in self.components else None
         if self.framework == "jax":
             found = re.search(r"\bjax-rocm([0-9]+)-plugin\b", " ".join(self.wheels))
         else:

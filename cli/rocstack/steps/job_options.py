@@ -144,6 +144,7 @@ class SizeOptions:
         None
     )
     tp: Annotated[int | None, Flag("Tensor parallelism: GPUs that share each layer.", least=1, most=MOST)] = None
+    cp: Annotated[int | None, Flag("Context parallelism: GPUs that share each sequence.", least=1, most=MOST)] = None
     pp: Annotated[int | None, Flag("Pipeline parallelism: stages of layers.", least=1, most=MOST)] = None
     dp: Annotated[int | None, Flag("Data parallelism: ranks with data of their own.", least=1, most=MOST)] = None
     shard: Annotated[

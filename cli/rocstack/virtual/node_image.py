@@ -23,9 +23,10 @@ _HELPERS = ("site", "apt-update", "apt-install", "apt-clean")
 Report = Callable[[str], None]
 
 
-def context(base_reference: str) -> BuildContext:
+def context(base_reference: str, check_valid_until: bool = True) -> BuildContext:
     images = paths.images()
-    dockerfile = f"FROM {base_reference} AS node\n" + (images / "node/Dockerfile.steps").read_text()
+    old_indexes = "" if check_valid_until else "RUN touch /etc/apt/no-valid-until\n"
+    dockerfile = f"FROM {base_reference} AS node\n{old_indexes}" + (images / "node/Dockerfile.steps").read_text()
     helpers = {f"build/{name}": ContextFile((images / "build" / name).read_bytes(), 0o755) for name in _HELPERS}
     own = {name: ContextFile((images / "node" / name).read_bytes(), 0o755) for name in ("start", "devices")}
     return BuildContext({"Dockerfile": ContextFile(dockerfile.encode()), **own, **helpers})
@@ -39,7 +40,7 @@ def ensure(client: docker.DockerClient, stack: Stack, settings: Settings, folder
         Missing: no base image.
     """
     start = base_image.ensure(client, stack, settings, report)
-    made = context(start.reference)
+    made = context(start.reference, stack.base.check_valid_until)
     key = hashlib.sha256(f"{made.digest()}{start.digest}".encode()).hexdigest()[:12]
     name = image_names.local_name(settings.image_prefix, "node", f"{stack.base.os}-{key}")
     if find_image(client, name):

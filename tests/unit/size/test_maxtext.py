@@ -58,12 +58,13 @@ def test_a_pipeline_has_its_micro_batches() -> None:
 
 
 def test_which_attention() -> None:
-    def kernel(name: str, sequence: int = 8192) -> str:
-        return maxtext.attention(models.find(name)[0], sequence)
+    def kernel(name: str, sequence: int = 8192, cp: int = 1) -> str:
+        return maxtext.attention(models.find(name)[0], GpuLayout(cp=cp), sequence)
 
     assert {kernel(name) for name in ("llama-3.1-70b", "qwen-3-8b", "mixtral-8x7b", "gpt-3-175b")} == {"flash"}
     assert {kernel(name) for name in ("deepseek-v3", "gemma-2-9b")} == {"dot_product"}
     assert kernel("llama-3.1-8b", 1000) == "dot_product"
+    assert kernel("llama-3.1-8b", cp=2) == "dot_product"
 
 
 @pytest.mark.parametrize(

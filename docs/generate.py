@@ -135,6 +135,7 @@ EXIT = {
     "rotate-keys": "Exit code 1: a node doesn't have the new keys, and is named; 2: the secrets can't be changed.",
     "run": "The exit code is that of the command; 3: no image, or no GPU although `--gpus` asks for one.",
     "shell": "The exit code is that of the shell; 1: no such container there; 3: no image, or no GPU to give it.",
+    "scale": "Exit code 1: a job failed, and no larger one was run; 2: wrong input, or too many nodes; 130: Ctrl-C.",
     "serve": "Exit code 1: vLLM doesn't start, or the address is taken; 2: no such model; 3: no image, no vLLM.",
     "size": "Exit code 1: the model doesn't fit; 2: no such model, GPU or layout.",
     "stacks": "Exit code 2: a stack or NIC file is wrong.",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared_folder import share
 from workspace import Outcome, Workspace, engine
 
 from rocstack.deploy.read import journal, verified
@@ -111,12 +112,15 @@ class DeployedCluster:
 
 
 @contextmanager
-def deploy(workspace: Workspace) -> Iterator[DeployedCluster]:
-    """They are gone afterwards."""
-    (workspace.folder / "rocstack.yml").write_text(SETTINGS)
+def deploy(workspace: Workspace, shared: Path | None = None) -> Iterator[DeployedCluster]:
+    """They are gone afterwards. `shared`: a folder of this machine that all nodes and workers see."""
+    mounts = f"  mounts: [{shared}]\n" if shared else ""
+    (workspace.folder / "rocstack.yml").write_text(SETTINGS + mounts)
     try:
         up = workspace.run("local", "up", "--nodes", "2")
         assert up.code == 0, up.err
+        if shared:
+            share(shared, workspace.nodes().values())
         first = workspace.run("deploy", "--json")
         assert first.code == 0, first.err + first.out
         yield DeployedCluster(workspace, first, (workspace.folder / ".rocstack/deploy/ansible.log").read_text())

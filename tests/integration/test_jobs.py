@@ -218,3 +218,17 @@ def test_what_the_cluster_cannot_do_is_refused(deployed: DeployedCluster) -> Non
     assert deployed.refused("submit", "trainer", "--account", "nobodys") == (1, "submission-refused")
     assert deployed.refused("job", "show", "999999") == (2, "no-such-job")
     assert deployed.json("jobs", "--user", "nobody")["jobs"] == []
+
+
+def test_a_model_gets_the_nodes_that_it_needs(deployed: DeployedCluster) -> None:
+    """Of the GPUs that Slurm knows of."""
+    asked = ("submit", "maxtext", "--set", "output=/out", "--set")
+    assert deployed.refused(*asked, "model=llama3.1-405b") == (2, "job-too-big")
+    printed = deployed.run(*asked, "model=llama3.1-8b", "--print")
+    assert printed.err.startswith("1 GPU of one node, the fewest that fit: llama3.1-8b needs ")
+    assert "#SBATCH --gpus-per-node=1\n" in printed.out
+    assert "#SBATCH --exclusive" not in printed.out
+    job = deployed.json(*asked, "model=llama3.1-8b")
+    assert job["why"] + "\n" == printed.err
+    until(lambda: show(deployed, job["id"], 1)["state"] == "FAILED", 60)  # there is no MaxText
+    assert show(deployed, job["id"], 1)["nodes"] == 1

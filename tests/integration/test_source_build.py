@@ -78,7 +78,7 @@ def test_slurm_and_openmpi_have_one_pmix(worker: str) -> None:
     conf = "printf 'ClusterName=c\\nSlurmctldHost=h\\n' >/tmp/slurm.conf; export SLURM_CONF=/tmp/slurm.conf; "
     assert "pmix_v5" in inside(worker, conf + "srun --mpi=list 2>&1")
     assert "slurm 24.11.5" in inside(worker, conf + "slurmd -V")
-    assert inside(worker, "ls /usr/lib/slurm/gpu_rsmi.so /usr/lib/slurm/mpi_pmix_v5.so")
+    assert inside(worker, "ls /usr/lib/libpmi2.so.0 /usr/lib/slurm/gpu_rsmi.so /usr/lib/slurm/mpi_pmix_v5.so")
     (only,) = inside(worker, "find / -xdev -type f -name 'libpmix.so.2*'").split()
     linked = inside(worker, "ldd /opt/openmpi/lib/libmpi.so.40 | awk '/libpmix/{print $3}' | xargs readlink -f")
     assert linked.split() == [only]

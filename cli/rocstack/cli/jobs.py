@@ -52,7 +52,7 @@ def submit(
     recipe: RecipeName,
     arguments: Annotated[list[str] | None, Flag("Arguments of the recipe, after --.", argument=True)] = None,
     follow: Follow = False,
-    show: Annotated[bool, Flag("Print the batch script and stop; the cluster isn't asked.", ("--print",))] = False,
+    show: Annotated[bool, Flag("Print the batch script and stop; nothing is submitted.", ("--print",))] = False,
     json: Annotated[bool, Flag("Print JSON on standard output.")] = False,
 ) -> None:
     """Submit a job to the cluster's Slurm, as one of its users.
@@ -63,12 +63,18 @@ def submit(
 
     words = tuple(arguments or ())
     if show:
-        script = steps.print_script(recipe, choice, words)
-        print_json({"script": script}) if json else sys.stdout.write(script)
+        printed = steps.print_script(recipe, choice, words)
+        if json:
+            return print_json({"script": printed.script, "why": printed.why})
+        sys.stdout.write(printed.script)
+        if printed.why:
+            say(printed.why)
         return
     done = steps.submit(recipe, choice, words)
     if json:
         return print_json(done.to_dict())
+    if done.why:
+        say(done.why)
     say(f"job {done.id} of {done.user}: {done.recipe}")
     if follow:
         return _follow(done.id, choice)
@@ -196,7 +202,8 @@ def _explain(recipe: Recipe) -> None:
         "one task for each GPU" if layout.tasks_per_node == "gpu" else f"{count(layout.tasks_per_node, 'task')} a node"
     )
     nodes = "whole nodes" if layout.exclusive else "nodes that other jobs may share"
-    more = [f"{count(layout.nodes, 'node')} unless you say --nodes", tasks, nodes]
+    known = " or `size` knows its model" if recipe.size else ""
+    more = [f"{count(layout.nodes, 'node')} unless you say --nodes{known}", tasks, nodes]
     if layout.requeue:
         more.append("it goes back to the queue when a node fails or another job takes its place")
     paragraph("job", "; ".join(more))

@@ -42,6 +42,7 @@ COMMANDS = {
     "submit": ("jobs", "Submit a job to the cluster's Slurm."),
     "jobs": ("jobs", "List the jobs, and say why one waits."),
     "job": ("jobs", "Show, follow, cancel or requeue a job."),
+    "scale": ("scale", "Run a recipe on more and more nodes; show how its speed grows."),
     "token": ("jobs", "Print a user's token for the service and slurmrestd."),
     "status": ("operate", "Show each node's image, Slurm state, GPUs, jobs, health."),
     "logs": ("operate", "Show the log of a node's container."),

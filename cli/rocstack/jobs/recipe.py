@@ -93,6 +93,38 @@ class Layout(Value):
     requeue: bool = False  # it goes on by itself after a node failed or a job with higher priority took its place
 
 
+class Figures(Value):
+    """What the program says of its own speed, line by line: patterns (of Python's re) with one group, the number."""
+
+    tokens: Line = ""  # a second
+    all: bool = False  # those of all devices; else of each
+    tflops: Line = ""  # of each device
+
+    @model_validator(mode="after")
+    def _patterns(self) -> Self:
+        for name in ("tokens", "tflops"):
+            try:
+                groups = re.compile(getattr(self, name)).groups
+            except re.error as error:
+                raise AtKey((name,), f"it is no pattern: {error}") from None
+            if getattr(self, name) and groups != 1:
+                raise AtKey((name,), f"it has {groups} groups, and one has to be the number")
+        if not (self.tokens or self.tflops):
+            raise AtKey(("tokens",), "tokens or tflops must say where the numbers are")
+        return self
+
+
+class SizedBy(Value):
+    """Which parameters say what `rocstack size` has to know."""
+
+    model: ParameterName  # a name, or on the nodes a folder of Hugging Face
+    rank: ParameterName | None = None  # of adapters; without it, all of the model is trained
+    sequence: ParameterName | None = None  # tokens of a sequence
+    setting: Line = ""  # an argument that says so, up to the number: max_target_length=
+    tokens: Annotated[int, Field(ge=1, le=1 << 22)] = 2048  # of a sequence where nobody says it
+    maxtext: bool = False  # the layout is handed on as settings of MaxText
+
+
 class Recipe(Value):
     name: Name
     about: Line
@@ -102,9 +134,11 @@ class Recipe(Value):
     parameters: dict[ParameterName, Parameter] = {}
     arguments: Line = ""  # what the words after `--` are; empty: it takes none
     needs_arguments: bool = False
+    figures: Figures | None = None  # with a parameter `batch`, `rocstack scale` can run it
+    size: SizedBy | None = None  # where no number of nodes is given
 
     @model_validator(mode="after")
-    def _defaults_fit(self) -> Self:
+    def _parameters_fit(self) -> Self:
         for name, each in self.parameters.items():
             if each.default is None:
                 continue
@@ -112,6 +146,10 @@ class Recipe(Value):
                 each.parse(str(each.default))
             except ValueError as error:
                 raise AtKey(("parameters", name, "default"), str(error)) from None
+        for key in ("model", "rank", "sequence"):
+            known = getattr(self.size, key, None)
+            if known and known not in self.parameters:
+                raise AtKey(("size", key), f"there is no parameter {known}{hinted(known, self.parameters)}")
         return self
 
 
@@ -175,10 +213,7 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
         BadInput: a parameter that it doesn't have or that is missing, a value of another type, a template that fails.
     """
     files = _files(overlay)
-    layout = recipe.job
-    tasks = request.tasks_per_node or (
-        max(1, request.gpus_per_node or 0) if layout.tasks_per_node == "gpu" else layout.tasks_per_node
-    )
+    layout, tasks = recipe.job, tasks_of_node(recipe, request)
     if request.arguments and not recipe.arguments:
         raise BadInput.of("unused-arguments", recipe=recipe.name, first=request.arguments[0])
     if recipe.needs_arguments and not request.arguments:
@@ -187,7 +222,7 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
         for _, why in variables.misspelt_in(text):
             raise BadInput.of("misspelt-env", why=why)
     names = {
-        "p": _values(recipe, request.values),
+        "p": values(recipe, request.values),
         "recipe": recipe,
         "request": request,
         "nodes": request.nodes or layout.nodes,
@@ -216,6 +251,11 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
         why = str(error) if mistake else f"{type(error).__name__}: {error}"
         raise BadInput.of("recipe-template", _place(error, files, recipe.name), why=why) from None
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE))
+
+
+def tasks_of_node(recipe: Recipe, request: JobRequest) -> int:
+    own = recipe.job.tasks_per_node
+    return request.tasks_per_node or (max(1, request.gpus_per_node or 0) if own == "gpu" else own)
 
 
 def _place(error: Exception, files: Mapping[str, TemplateFile], name: str) -> Where:
@@ -248,7 +288,12 @@ def slurm_time(duration: str | None) -> str | None:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-def _values(recipe: Recipe, given: Mapping[str, str]) -> dict[str, Any]:
+def values(recipe: Recipe, given: Mapping[str, str]) -> dict[str, Any]:
+    """The parameters by name; None: it has none.
+
+    Raises:
+        BadInput: one that the recipe doesn't have or that is missing, or a value of another type.
+    """
     for name in given:
         if name not in recipe.parameters:
             hint = hinted(name, recipe.parameters)

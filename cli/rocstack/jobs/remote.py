@@ -18,9 +18,11 @@ from rocstack.edge.ssh import SshHost
 from rocstack.jobs import slurm
 from rocstack.jobs.pools import Pool
 from rocstack.jobs.slurm import Job, JobRecord
+from rocstack.node.recording import MODEL_FILE
 
 NUMBER = re.compile(r"\d{1,12}(_\d{1,10})?")
 PIECE = 1 << 20  # bytes of a log that are read at a time
+AT_ONCE = 32  # nodes that are asked side by side
 LOG_END = 256 << 10  # bytes of the end of a log, in which srun says what failed
 
 
@@ -53,11 +55,12 @@ class SlurmControl:
             cells = line.split("\x1f")
             if len(cells) != 4 or not cells[1].isdigit():
                 continue
-            name, gpus = cells[0].removesuffix("*"), _gpus(cells[3])
+            name, gpus, kind = cells[0].removesuffix("*"), _gpus(cells[3]), _kind(cells[3])
             before = found.get(name)
             nodes = int(cells[1]) + (before.nodes if before else 0)
-            same = gpus if not before or before.gpus == gpus else 0
-            found[name] = Pool(name, nodes, cells[2], same, cells[0].endswith("*"))
+            if before and (before.gpus, before.gpu) != (gpus, kind):
+                gpus, kind = gpus if before.gpus == gpus else 0, ""
+            found[name] = Pool(name, nodes, cells[2], gpus, cells[0].endswith("*"), kind)
         return list(found.values())
 
     def submit(self, script: str, user: str) -> str:
@@ -127,6 +130,26 @@ class SlurmControl:
         if code:
             raise CheckFailed.of("job-unchanged", job=job.id, why=last_line(err or out))
 
+    def places(self, nodes: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Of workers that answer: which machine each is (by its start), and the model of a virtual node."""
+        known = [name for name in nodes if "worker" in self.inventory.roles(name)]
+        hosts = ssh.ssh_hosts(self.inventory.path, known) if known else {}
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            return {name: found for name, found in zip(hosts, pool.map(_place, hosts.values()), strict=True) if found}
+
+    def file(self, path: str, user: str, most: int) -> bytes:
+        """The beginning of a file on the first worker, read as this user.
+
+        Raises:
+            CheckFailed: it isn't there, or the node doesn't answer.
+        """
+        node = self.inventory.workers[0].name
+        line = _line(SERVICES["worker"], [*ssh.bounded(ssh.TIMEOUT_S), "head", f"--bytes={most}", "--", path], user)
+        said = ssh.raw_output(ssh.ssh_hosts(self.inventory.path, [node])[node], line, most)[1]
+        if not said:
+            raise CheckFailed.of("no-file-there", path=path, node=node, user=user)
+        return said
+
     def log(self, job: JobRecord) -> "Log":
         """
         Raises:
@@ -189,6 +212,17 @@ def owner(given: str | None, here: str, users: dict[str, Person]) -> str:
     raise BadInput.of("whose-job", users=", ".join(users)) if users else BadInput.of("no-users")
 
 
+def _place(ssh_host: SshHost) -> tuple[str, str] | None:
+    try:
+        said = ssh.run(
+            ssh_host, ["sh", "-c", f"cat /proc/sys/kernel/random/boot_id; cat {MODEL_FILE} 2>/dev/null"]
+        ).stdout
+    except CheckFailed:
+        return None
+    found = re.fullmatch(r"([0-9a-f-]{36})\n([a-z0-9-]{0,63})\n?", said)
+    return (found[1], found[2]) if found else None
+
+
 def _inside(
     ssh_host: SshHost, container: str, command: Sequence[str], user: str, text: str = ""
 ) -> tuple[int, str, str]:
@@ -222,6 +256,12 @@ def _line(container: str, command: Sequence[str], user: str) -> list[str]:
         path,
         *command,
     ]
+
+
+def _kind(gres: str) -> str:
+    """Of `gpu:mi300x:8(S:0-1)` it is mi300x; empty where there is none, or several."""
+    kinds = set(re.findall(r"gpu(?::([A-Za-z0-9_.-]+))?:\d{1,4}", gres))
+    return kinds.pop().lower() if len(kinds) == 1 else ""
 
 
 def _gpus(gres: str) -> int:

@@ -111,16 +111,33 @@ def find(text: str) -> tuple[Shape, Model]:
     path = Path(text)
     if path.suffix == ".json" or "/" in text or path.is_dir():
         path = path / "config.json" if path.is_dir() else path
-        raw = _read(path)
-        return shape_of(raw, Where(str(path))), Model(about=visible(text), source=visible(str(path)), config=raw)
+        return of_config(document.read_text(path), path, text)
+    return named(text)
+
+
+def named(text: str) -> tuple[Shape, Model]:
+    """The model of that name, which may be MaxText's.
+
+    Raises:
+        BadInput: no such model.
+    """
     name = text.lower()
     name = name if name in names() else maxtext_names().get(name, name)
     model = load(name)
     return shape_of(model.config, Where(str(paths.images() / "models" / f"{name}.yml"))), model
 
 
-def _read(path: Path) -> dict[str, Any]:
-    text = document.read_text(path)
+def of_config(text: str, path: Path, name: str) -> tuple[Shape, Model]:
+    """The model of a config.json.
+
+    Raises:
+        BadInput: it can't be read.
+    """
+    raw = _parsed(text, path)
+    return shape_of(raw, Where(str(path))), Model(about=visible(name), source=visible(str(path)), config=raw)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
         raw = from_json(text)
     except ValueError as error:

@@ -86,9 +86,10 @@ class JobOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitOptions(JobOptions):
+class RecipeOptions(JobOptions):
+    """How a recipe is run, wherever its number of nodes comes from."""
+
     overlay: Overlay = None
-    nodes: Annotated[int | None, Flag("Number of nodes; default: the recipe's.", least=1)] = None
     gpus_per_node: Annotated[int | None, Flag("GPUs of each node; default: all.", least=0)] = None
     tasks_per_node: Annotated[int | None, Flag("Tasks of each node; default: the recipe's.", least=1)] = None
     set: Annotated[
@@ -98,14 +99,29 @@ class SubmitOptions(JobOptions):
     partition: Annotated[str | None, Flag("Partition; default: the cluster's default one.")] = None
     account: Annotated[str | None, Flag("Account; default: the user's default one.")] = None
     qos: Annotated[str | None, Flag("Quality of service; default: the account's.")] = None
-    name: Annotated[str | None, Flag("Name of the job; default: the recipe's name.")] = None
     folder: Annotated[
         Path | None, Flag("Folder in which the job runs and its log is written; default: the user's home folder.")
     ] = None
     user: Annotated[str | None, Flag("Whose job it is; default: you, or the cluster's only user.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions(RecipeOptions):
+    nodes: Annotated[
+        int | None,
+        Flag("Number of nodes; default: by `size`, where the recipe names a model, else the recipe's.", least=1),
+    ] = None
+    name: Annotated[str | None, Flag("Name of the job; default: the recipe's name.")] = None
     share: Annotated[bool, Flag("Let other jobs run on the same nodes.")] = False
     preflight: Annotated[bool, Flag("Try the nodes before the job starts, and leave out those that fail.")] = False
     spare: Annotated[int, Flag("Nodes to ask for beyond --nodes, in place of those left out.", least=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(RecipeOptions):
+    nodes: Annotated[str, Flag("Numbers of nodes, one job each.", metavar="1,2,4")]
+    weak: Annotated[bool, Flag("Let the batch grow with the nodes; the one given is the first job's.")] = False
+    strong: Annotated[bool, Flag("Keep the batch.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.base.text import visible
+from rocstack.base.errors import BadInput, CheckFailed, Missing
+from rocstack.base.text import count, visible
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
-from rocstack.jobs.pools import fitted
+from rocstack.jobs.pools import asked_for, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
-from rocstack.steps.job_options import JobOptions, SubmitOptions, TokenOptions
+from rocstack.settings.settings import Settings
+from rocstack.steps import job_size
+from rocstack.steps.job_options import JobOptions, RecipeOptions, SubmitOptions, TokenOptions
 from rocstack.steps.options import StacksOptions, inventory_path, settings
 
 EVERY_S = 1.0  # between two looks at a job that is followed
@@ -26,15 +28,24 @@ SETTLE = 3  # looks at the log after the job's end: the last lines may come late
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that Slurm has taken."""
+    """A job that Slurm has taken. `why` says how its nodes were chosen; empty where nothing was to choose."""
 
     id: str
     user: str
     recipe: str
     script: str
+    why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.id, "user": self.user, "recipe": self.recipe, "script": self.script}
+        return {"id": self.id, "user": self.user, "recipe": self.recipe, "script": self.script, "why": self.why}
+
+
+@dataclass(frozen=True)
+class PrintedScript:
+    """`why`: as in `Submitted`."""
+
+    script: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,14 +92,29 @@ def find_recipe(name: str, options: StacksOptions = StacksOptions()) -> Recipe:
     return recipes.find(name, settings(options).overlay_folder())
 
 
-def print_script(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple[str, ...] = ()) -> str:
-    """The script, by what is given alone: no node is asked, so GPUs are those of --gpus-per-node.
+def print_script(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple[str, ...] = ()) -> PrintedScript:
+    """The script, by what is given alone: GPUs are those of --gpus-per-node. Only how many nodes a model takes, the
+    cluster is asked, where there is one.
 
     Raises:
         BadInput: as `submit`, but for what only the cluster knows.
     """
-    overlay = settings(options).overlay_folder()
-    return recipes.script(recipes.find(name, overlay), _request(options, arguments), overlay)
+    chosen = settings(options)
+    overlay = chosen.overlay_folder()
+    recipe, asked = recipes.find(name, overlay), _request(options, arguments)
+    plain = recipes.script(recipe, asked, overlay)
+    if not job_size.model_of(recipe, asked):
+        return PrintedScript(plain)
+    nodes = f"{count(recipe.job.nodes, 'node')}, as the recipe has it"
+    try:
+        found = _on_cluster(chosen, recipe, asked, options)
+    except BadInput as error:
+        if error.code == "job-too-big":
+            raise
+        return PrintedScript(plain, f"{nodes}: {error.what}")
+    except (CheckFailed, Missing) as error:
+        return PrintedScript(plain, f"{nodes}: {error.what}")
+    return PrintedScript(recipes.script(recipe, found.request, overlay), found.why)
 
 
 def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple[str, ...] = ()) -> Submitted:
@@ -100,13 +126,37 @@ def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple
     """
     chosen = settings(options)
     overlay = chosen.overlay_folder()
-    recipe, request = recipes.find(name, overlay), _request(options, arguments)
-    recipes.script(recipe, request, overlay)  # what is wrong with it is said first
+    recipe, asked = recipes.find(name, overlay), _request(options, arguments)
+    recipes.script(recipe, asked, overlay)  # what is wrong with it is said first
+    found = _on_cluster(chosen, recipe, asked, options)
+    script = recipes.script(recipe, found.request, overlay)
+    user = found.request.user or ""
+    return Submitted(found.control.submit(script, user), user, recipe.name, script, found.why)
+
+
+@dataclass(frozen=True)
+class _OnCluster:
+    control: SlurmControl
+    request: JobRequest
+    why: str
+
+
+def _on_cluster(chosen: Settings, recipe: Recipe, asked: JobRequest, options: SubmitOptions) -> _OnCluster:
+    """The request with what the cluster knows: its owner, nodes for its model, and their GPUs.
+
+    Raises:
+        BadInput, CheckFailed: as `submit`.
+    """
     user = remote.owner(options.user, getpass.getuser(), chosen.cluster.users)
-    request = replace(request, user=user, folder=request.folder or f"/home/{user}")
+    asked = replace(asked, user=user, folder=asked.folder or f"/home/{user}")
     control = remote.controller(inventory_path(chosen, options.inventory))
-    script = recipes.script(recipe, fitted(recipe, request, control.pools()), overlay)
-    return Submitted(control.submit(script, user), user, recipe.name, script)
+    pools = control.pools()
+
+    def read(path: str) -> bytes:
+        return control.file(path, user, job_size.LARGEST)
+
+    found = job_size.by_size(recipe, asked, asked_for(asked, pools), read)
+    return _OnCluster(control, fitted(recipe, found.request, pools), found.why)
 
 
 def token(options: TokenOptions = TokenOptions()) -> PersonToken:
@@ -140,7 +190,11 @@ def show(job: str, options: JobOptions = JobOptions()) -> JobView:
     Raises:
         BadInput, CheckFailed: as `queue`; there is no such job.
     """
-    control = _controller(options)
+    return view(_controller(options), job)
+
+
+def view(control: SlurmControl, job: str) -> JobView:
+    """As `show`."""
     record = control.record(job)
     if not record.over or record.ok:
         return JobView(record)
@@ -173,6 +227,11 @@ def log(job: str, options: JobOptions = JobOptions(), *, follow: bool = False) -
         BadInput, CheckFailed: as `queue`; there is no such job, or no log.
     """
     control = _controller(options)
+    return pieces(control, job, follow=follow)
+
+
+def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
+    """As `log`."""
     record = control.record(job)
     while follow and not record.over and not record.where:
         time.sleep(EVERY_S)
@@ -205,19 +264,26 @@ def _controller(options: JobOptions) -> SlurmControl:
     return remote.controller(inventory_path(settings(options), options.inventory))
 
 
-def _request(options: SubmitOptions, arguments: tuple[str, ...]) -> JobRequest:
+def request(options: RecipeOptions, arguments: tuple[str, ...], **more: Any) -> JobRequest:
+    """
+    Raises:
+        BadInput: a value that Slurm would read as something else.
+    """
     return JobRequest(
         **{name: getattr(options, name) for name in SAME},
         folder=str(options.folder or ""),
         values=_pairs(options.set),
         arguments=arguments,
+        **more,
     )
 
 
-SAME = (
-    *("nodes", "tasks_per_node", "gpus_per_node", "time", "partition", "account", "qos", "name", "user"),
-    *("share", "preflight", "spare"),
-)
+def _request(options: SubmitOptions, arguments: tuple[str, ...]) -> JobRequest:
+    return request(options, arguments, **{name: getattr(options, name) for name in OWN})
+
+
+SAME = ("tasks_per_node", "gpus_per_node", "time", "partition", "account", "qos", "user")
+OWN = ("nodes", "name", "share", "preflight", "spare")
 
 
 def _pairs(given: tuple[str, ...]) -> Mapping[str, str]:

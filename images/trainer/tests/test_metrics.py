@@ -68,7 +68,7 @@ def test_mfu_is_of_all_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     made.summary("ab")
     assert lines(tmp_path / "m")[0]["mfu"] == pytest.approx(6e9 * 4000 / (4 * 191.5e12))
     assert "mfu=3.1%" in out.getvalue()
-    assert "3.1% MFU" in out.getvalue()
+    assert "3.1% MFU, 6.0 TFLOPS a GPU" in out.getvalue()
 
 
 def test_on_a_cpu_there_is_no_mfu() -> None:

@@ -41,6 +41,7 @@ COMMANDS += [
     "submit",
     "jobs",
     "job",
+    "scale",
     "token",
     "status",
     "logs",

@@ -53,6 +53,20 @@ def test_accelerate_leaves_the_kind_of_job_to_a_config() -> None:
         assert option not in text
 
 
+def test_on_cpus_each_process_of_accelerate_is_a_task(tmp_path: Path) -> None:
+    (words,) = ran(script("accelerate", nodes=2, values={**GIVEN["accelerate"], "processes": "2"}), tmp_path)
+    assert {"--ntasks=4", "--mpi=pmix", "python3"} <= set(words)
+    assert [word for word in words if word.startswith("--ntasks-per-node")][-1] == "--ntasks-per-node=2"
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "megatron-lm", "torchrun", "torchtitan"])
+def test_launchers_are_those_of_the_virtual_environment(name: str) -> None:
+    """The image's own programs name the image's Python."""
+    text = script(name, nodes=2, gpus_per_node=8, values={**GIVEN[name], "venv": "/v"})
+    assert 'export PATH=/v/bin:"$PATH"' in text
+    assert "python3 -m " in text.splitlines()[-1] + text.splitlines()[-2]
+
+
 def options(text: str) -> dict[str, str]:
     """Of the lines that sbatch reads."""
     words = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -211,6 +225,10 @@ def test_a_site_changes_the_commands_of_ours_or_of_all(tmp_path: Path) -> None:
         (HEAD.replace("about: mine", "abuot: mine"), 2),
         (HEAD.replace("type: words", "type: wrds"), 4),
         (HEAD.replace("default: a b", 'default: "a \'b"'), 4),
+        (HEAD.replace("parameters", "figures: {tokens: '([0-9]+'}\nparameters"), 3),
+        (HEAD.replace("parameters", "figures: {tokens: '[0-9]+'}\nparameters"), 3),
+        (HEAD.replace("parameters", "figures: {all: true}\nparameters"), 3),
+        (HEAD.replace("parameters", "size: {model: wrods}\nparameters"), 3),
         (HEAD + "srun {{ p.wrds }}\n", 6),
         (HEAD + "{% if %}\n", 6),
         (HEAD + "{{ 1 / 0 }}\n", 6),

@@ -89,11 +89,14 @@ def test_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
         "train*\x1f1\x1finfinite\x1fgpu:mi300x:8",
         "cpu\x1f4\x1f1:00\x1f(null)",
     )
-    answers(monkeypatch, "\n".join((*lines, "mixed\x1f1\x1f1:00\x1fgpu:4", "mixed\x1f1\x1f1:00\x1fgpu:8", "nonsense")))
+    mixed = ("mixed\x1f1\x1f1:00\x1fgpu:4", "mixed\x1f1\x1f1:00\x1fgpu:8")
+    kinds = ("kinds\x1f1\x1f1:00\x1fgpu:mi300x:8", "kinds\x1f1\x1f1:00\x1fgpu:mi355x:8")
+    answers(monkeypatch, "\n".join((*lines, *mixed, *kinds, "nonsense")))
     assert CONTROL.pools() == [
-        Pool("train", 3, "infinite", 8, True),
+        Pool("train", 3, "infinite", 8, True, "mi300x"),
         Pool("cpu", 4, "1:00", 0, False),
         Pool("mixed", 2, "1:00", 0, False),
+        Pool("kinds", 2, "1:00", 8, False),
     ]
 
 

@@ -85,7 +85,7 @@ class Report:
         self.out: TextIO | None = sys.stdout  # None when it is closed, or nobody reads it any more
         self.steps: list[Step] = []
         self.shown = 0  # lines of the table
-        self.wire, self.flops, self.title, self.end = wire.sent_bytes(), 0.0, "", 0
+        self.wire, self.flops, self.peak, self.title, self.end = wire.sent_bytes(), 0.0, 0.0, "", 0
         self.first, self.began = 1, time.time()
         self.gpus: list[Path] = []
         self.busy: tuple[float, float | None] = 0.0, None  # until when it counts, and what was read
@@ -102,6 +102,7 @@ class Report:
         """To be called before step number `first` of `steps`: from here on, bytes are counted. `title` is for the
         curves."""
         peak = flops.of(device)
+        self.peak = peak or 0.0
         self.gpus = gpus.usable() if self.speaks and device.type != "cpu" else []
         self.flops = flops_per_token / (peak * self.rank.world) if peak else 0.0
         self.title, self.wire, self.end, self.first, self.began = title, wire.sent_bytes(), steps, first, time.time()
@@ -177,7 +178,8 @@ class Report:
         if self.steps:
             steady = self.steps[1:] or self.steps  # the first step allocates
             first, last = self.steps[0], self.steps[-1]
-            used = f", {median(s.mfu for s in steady if s.mfu):.1%} MFU" if last.mfu else ""
+            mfu = median(s.mfu for s in steady if s.mfu) if last.mfu else 0.0
+            used = f", {mfu:.1%} MFU, {mfu * self.peak / 1e12:.1f} TFLOPS a GPU" if mfu else ""
             self.say(
                 f"done: step {last.step}, loss {first.loss:.4f} -> {last.loss:.4f} ({last.loss_hex}),"
                 f" median step {median(s.step_ms for s in steady):.1f} ms,"

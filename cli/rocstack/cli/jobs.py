@@ -89,6 +89,9 @@ def jobs(choice: JobOptions, user: Annotated[str | None, Flag("Only this user's 
     for each in found:
         start = f"; about {each.start.replace('T', ' ')}" if each.why and each.start else ""
         where = each.why + start if each.why else each.where
+        if each.of_verify:
+            meant = ", which ended it on purpose" if each.state in ("CANCELLED", "PREEMPTED") else ""
+            where = f"{where} (of `rocstack verify`{meant})".lstrip()
         rows.append((each.id, each.name, each.user, each.partition, each.state, each.used, str(each.nodes), where))
     table(("JOB", "NAME", "USER", "PARTITION", "STATE", "TIME", "NODES", "WHERE, OR WHY NOT"), rows, right=(5, 6))
 

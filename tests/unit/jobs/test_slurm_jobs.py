@@ -45,6 +45,11 @@ def test_a_name_of_several_lines_is_no_second_job(end: str) -> None:
     assert [(job.user, job.name[0]) for job in found] == [("alice", "x"), ("alice", "n")]
 
 
+def test_what_verify_made_is_told_from_peoples_jobs() -> None:
+    rows = (row(), row(name="rocstack-verify-3f"), row().replace("alice", "rocstack-verify"), row(name="my-verify"))
+    assert [job.of_verify for job in slurm.queue("\n".join(rows), MARK)] == [False, True, True, False]
+
+
 def test_one_that_runs_does_not_wait() -> None:
     (job,) = slurm.queue(row("None").replace("PENDING", "RUNNING"), MARK)
     assert job.why == ""

@@ -423,7 +423,9 @@ def test_lost_is_told_by_every_command(case: str, place: Path, cli: Cli) -> None
 
 
 def test_a_mark_before_yaml_and_variables_of_ones_own_are_fine(place: Path) -> None:
-    (place / "inv.yml").write_text("\ufeff" + GOOD.replace("{ansible_host: 192.0.2.2}", "{rack: {height: 3}, '1': x}"))
+    (place / "inv.yml").write_text(
+        "\ufeff" + GOOD.replace("{ansible_host: 192.0.2.2}", "{w: , w9: x, rack: {height: 3}, '1': x}")
+    )
     inventory_text.refuse_lost(place / "inv.yml")
 
 

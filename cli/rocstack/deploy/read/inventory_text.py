@@ -148,6 +148,11 @@ def refuse_lost(path: Path) -> None:
         read(path).refuse_lost()
 
 
+def _shape(name: str) -> str:
+    """n# of n12: names of one row of hosts have the same."""
+    return re.sub("[0-9]+", "#", name)
+
+
 def _misspelt(word: str, name: str) -> bool:
     """Not n10 for n1, or gpu for cpu: those are others."""
     letters, wanted = (re.sub("[0-9]", "", text) for text in (word, name))
@@ -276,8 +281,10 @@ class _Yaml:
         """What is indented too far: to Ansible it is a variable, and the host is lost."""
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             below = value.value if isinstance(value, yaml.MappingNode) else ()
-            alike = key.value != host and re.sub("[0-9]", "", str(key.value)) == re.sub("[0-9]", "", host)
-            if alike or any(str(each.value).startswith(("ansible_", "rocstack_")) for each, _ in below):
+            alike = "#" in _shape(host) and _shape(host) == _shape(str(key.value))
+            as_host = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
+            of_host = any(str(each.value).startswith(("ansible_", "rocstack_")) for each, _ in below)
+            if (alike and as_host) or of_host:
                 error = BadInput.of("inventory-host-inside", self._where(key), name=key.value, host=host)
                 self.text._lost.append(error)
 

@@ -24,6 +24,7 @@ _POSITION = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line 
 # Where no line is named: what a complaint quotes of one, the longest first.
 _QUOTES = (
     re.compile(r"got: (.+)$"), re.compile(r"'(.+)'"), re.compile(r"'(.+?)'"), re.compile(r"^(\S+) is not a known"),
+    re.compile(r"same name: (\S+)$"),
 )  # fmt: skip
 _SECTION = re.compile(r"\s*(?:\[[^\]]*\]\s*)?(?:[#;].*)?")
 _NO_RANGE = re.compile(r"[^\[\]=]*(?:\[(?!\w+:\w+(?::\d+)?\])|\])")  # a bracket in a host's name
@@ -66,16 +67,26 @@ def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
             where = Where(str(file if file.exists() else inventory), int(position["line"]))
         else:
             try:
-                text = inventory.read_text(encoding="utf-8-sig") if inventory.stat().st_size <= _MOST else ""
+                text = _text(inventory)
             except UnicodeDecodeError as error:
                 at = Where(str(inventory), error.object.count(b"\n", 0, error.start) + 1)
                 return BadInput.of("not-utf8", at, byte=error.object[error.start])
-            except OSError:  # a folder
-                text = ""
             where = Where(str(inventory), (_yaml_line(text) if form == "yaml" else None) or _line(what, text))
         return BadInput.of("unreadable-inventory", where, complaint=what, inventory=inventory)
     said = " ".join(messages[-3:]) or "no reason given"
     return CheckFailed.of("ansible-failed", messages=said, inventory=inventory)
+
+
+def place(warning: str, inventory: Path) -> Where:
+    """What a warning is about, of an inventory that Ansible could read."""
+    return Where(str(inventory), _line(warning, _text(inventory, "replace")))
+
+
+def _text(inventory: Path, errors: str = "strict") -> str:
+    """Of a folder there is none."""
+    if not inventory.is_file() or inventory.stat().st_size > _MOST:
+        return ""
+    return inventory.read_text(encoding="utf-8-sig", errors=errors)
 
 
 def _line(complaint: str, text: str) -> int | None:
@@ -84,10 +95,10 @@ def _line(complaint: str, text: str) -> int | None:
     if "host range must be" in complaint:
         odd = (number for number, line in enumerate(lines, 1) if not _SECTION.fullmatch(line) and _NO_RANGE.match(line))
         return next(odd, None)
-    quoted = [match[1] for pattern in _QUOTES if (match := pattern.search(complaint))]
+    quoted = [match[1].lower() for pattern in _QUOTES if (match := pattern.search(complaint))]
     for found in (str.__eq__, str.endswith, str.__contains__):
         for number, line in enumerate(lines, 1):
-            if any(found(line, words) for words in quoted):
+            if any(found(line.lower(), words) for words in quoted):
                 return number
     return None
 

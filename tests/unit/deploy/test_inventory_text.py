@@ -334,7 +334,9 @@ def test_what_ansible_warns_of_is_kept(place: Path) -> None:
         "Unable to x because of y",
     )
     text = GOOD.replace("192.0.2.2}", "192.0.2.2}\n    workers: {}")
-    assert "drops a part of the inventory: Found both group and host with same name: workers" in refused(text).what
+    error = refused(text)
+    assert "drops a part of the inventory: Found both group and host with same name: workers" in error.what
+    assert str(error.where) == "inv.yml:4"
 
 
 def test_a_program_ends_when_we_are_stopped(place: Path) -> None:
@@ -436,6 +438,7 @@ SAID = {  # what Ansible says, of which text: the line
     "Expected key=value, got: [gpu:children] &a x": ("[workers:vars]\na=b\n[gpu:children] &a x\n", 3),
     "Invalid section entry: '[a] [1, 2]'. Please make sure that there are no spaces": ("[c]\n[a] [1, 2]\n", 2),
     "Invalid host pattern ':' supplied, ending in ':' is not allowed": ("[c]\nc[1:2]\n:\n", 3),
+    "Invalid data from file, expected dictionary and got: True": ("[c]\nansible_become: true\n", 2),
     "of another kind": ("[c]\n", None),
 }
 

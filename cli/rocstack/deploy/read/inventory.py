@@ -191,7 +191,7 @@ def load(path: Path) -> Inventory:
         raise complaints.start_error(done.stderr, path)
     said = ansible.warnings(done.stderr)
     if lost := next((each for each in said if _LOST.search(each)), None):
-        raise BadInput.of("inventory-lost", path, warning=lost, inventory=path)
+        raise BadInput.of("inventory-lost", complaints.place(lost, path), warning=lost, inventory=path)
     listed = json.loads(done.stdout, parse_int=_number)
     found = of_listing(path, listed, lambda hosts: _rendered(path, hosts), text)
     known = (*listed, *(name for group in listed for name in _members(listed, group)))

@@ -68,7 +68,7 @@ class TextEntry(Entry):
     symptom: bool = False
     kernel: Literal["fault", "lasting", "contained"] | None = None
     harmless: ShownList = ()
-    settled: Line | None = None
+    settled: Texts = ()
     example: str | None = None
     examples: tuple[str, ...] = ()  # other wordings, of older and newer releases
     also: tuple[Name, ...] = ()  # entries that may stand on the same line

@@ -17,7 +17,7 @@ from rocstack.steps.options import Flag, StacksOptions
 
 if TYPE_CHECKING:
     from rocstack.jobs.recipe import Recipe
-    from rocstack.jobs.slurm import JobRecord
+    from rocstack.jobs.slurm import Job, JobRecord
     from rocstack.steps.jobs import JobView
 
 RecipeName = Annotated[str, Flag("Recipe: a name from `rocstack recipes`.", argument=True, completes="recipe")]
@@ -91,12 +91,20 @@ def jobs(choice: JobOptions, user: Annotated[str | None, Flag("Only this user's 
     if not found:
         out.print("no jobs")
         return
-    rows = []
-    for each in found:
-        start = f"; about {each.start.replace('T', ' ')}" if each.why and each.start else ""
-        where = each.why + start if each.why else each.where
-        rows.append((each.id, each.name, each.user, each.partition, each.state, each.used, str(each.nodes), where))
+    rows = [
+        (each.id, each.name, each.user, each.partition, each.state, each.used, str(each.nodes), _where(each))
+        for each in found
+    ]
     table(("JOB", "NAME", "USER", "PARTITION", "STATE", "TIME", "NODES", "WHERE, OR WHY NOT"), rows, right=(5, 6))
+
+
+def _where(each: Job) -> str:
+    start = f"; about {each.start.replace('T', ' ')}" if each.why and each.start else ""
+    where = each.why + start if each.why else each.where
+    if not each.of_verify:
+        return where
+    meant = ", which ended it on purpose" if each.state in ("CANCELLED", "PREEMPTED") else ""
+    return f"{where} (of `rocstack verify`{meant})".lstrip()
 
 
 @command("rocstack token inventory.yml --user ann")

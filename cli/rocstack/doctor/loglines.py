@@ -29,7 +29,8 @@ _AROUND = 500  # bytes before and after a known text: what a job's user writes h
 _KEPT = 400  # characters that are looked at
 _BEFORE = 120  # characters before a known text that may say that nothing happened
 _HINT = re.compile(
-    r"(?:\b[Ii]f (?:[\w'`]{1,30} ){0,2}`?"
+    r"(?:\b[Ii]f (?:[\w'`]{1,30} ){0,2}[`'\"]?"
+    r"|\b(?:[Tt]o (?:fix|avoid|prevent|solve)|[Ii]n case of|[Ff]ix(?:es)?) [`'\"]?(?:\w{1,40}: )?"
     r"|\b(?:can|could|may|might) (?:cause|lead to|result in)\b[^.;]{0,100}"
     r"|\.py::\w{1,80}\[[^\]]{0,100}|^(?:ok \d{1,6} - |(?:# |--- )?PASS(?:ED)?: ).{0,100})$"
 )

@@ -51,7 +51,7 @@ class _Reading:
         entries = table.values()
         texts = dict.fromkeys(text for entry in entries for text in entry.text)
         self.texts = [(text.encode(), [entry for entry in entries if text in entry.text]) for text in texts]
-        self.settling = [(entry.settled.encode(), entry.code) for entry in entries if entry.settled]
+        self.settling = [(*text.partition("*")[::2], entry.code) for entry in entries for text in entry.settled]
         self.settled: Counter[str] = Counter()  # entry -> lines
         self.tallies: dict[str, _Tally] = {}
         self.rules = logrules.Rules()
@@ -81,8 +81,8 @@ class _Reading:
                         continue
                     seen.add((entry.code, number))
                     self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
-        for key, code in self.settling:
-            self.settled[code] += sum(1 for _ in holding(piece, key))
+        for begin, end, code in self.settling:
+            self.settled[code] += sum(end in line.partition(begin)[2] for _, line in holding(piece, begin.encode()))
         self.rules.look(piece, self.lines)
         self.lines += piece.count(b"\n")
 

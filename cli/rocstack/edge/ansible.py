@@ -20,9 +20,9 @@ from typing import IO, Any, Literal
 
 from rocstack import node
 from rocstack.base import paths
-from rocstack.base.errors import BadInput, CheckFailed, Missing, Where
+from rocstack.base.errors import BadInput, Missing
 from rocstack.base.text import visible_lines
-from rocstack.edge import files, reaper
+from rocstack.edge import complaints, files, reaper
 
 State = Literal["started", "ok", "failed", "unreachable"]
 OnEvent = Callable[[str, State], None]
@@ -54,27 +54,14 @@ _DEFAULTS = {
 _PYTHONS = [*(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1)), "/usr/bin/python3", "python3"]
 # ssh would wait for ever at a terminal that nobody sees; so it fails, and its reason is shown.
 _ANSWERS = {r"continue connecting \(.*\)\?": "no", r"Enter passphrase for .*:": "", r"[Pp]assword:": ""}
-# "Failed to parse FILE with ini plugin: why" of ansible-core 2.17, "... inventory with 'ini' plugin: why" of 2.19.
-_COMPLAINT = re.compile(
-    r"ailed to parse .*?(\w+)'? plugin: (?:.*while loading YAML\. )?(.+?)(?= Failed to parse| <<<| The error app|$)"
-)
 # ssh says first what went wrong, and then what follows from it; before that a banner, or a frame of @, may stand.
 _SSH_SAYS = re.compile(
     r"^(ssh: |kex_exchange_identification|Load key |Bad owner|no such identity|Unable to negotiate|Host key ver"
     r"|command-line|.*: line \d+: |.*Permission denied|Connection (closed|reset|timed)|Received disconnect)"
 )
-_HOME = re.compile(r"Unable to create local directories '?(?P<folder>[^':]+?)'?[.:]+ (?P<why>.+?)(: b?'|$| Traceback)")
-_SCRIPT = re.compile(r"(?:non-zero exit code (?P<code>\d+)|execution error: *(?P<said>.*))")
-_SCRIPT_SAID = "Standard error from inventory script:"
-_CONFIG = re.compile(
-    r"(?:Error reading config file \((?P<file>[^)]+)\): |(?=Config '\w+' from '(?P<origin>[^']+)' has an invalid))"
-    r"(?P<why>.+)"
-)
-_NO_VAULT = "vault secrets"  # none were given, or none fits
 _HARMLESS = ("Invalid characters were found in group names",)  # they are not replaced either
 _UUID = re.compile(r"[0-9a-f-]{36}")
 _UNREACHED = r"^Data could not be sent to remote host .*? can be reached over ssh:\s*"
-_POSITION = re.compile(r"(?:Origin: |appears to be in ')(?P<file>.+?)(?:': line |:)(?P<line>\d+)")
 
 
 @dataclass(frozen=True)
@@ -164,8 +151,7 @@ def run(
         Missing: Ansible isn't installed.
         CheckFailed: Ansible ended before it reached any host.
     """
-    if not inventory.exists():
-        raise BadInput.of("no-inventory", inventory=inventory)
+    complaints.refuse_absent(inventory)
     _, env = program("ansible-playbook")
     watch()
     with ExitStack() as open_files:
@@ -199,7 +185,7 @@ def run(
         return tuple(events.hosts.values())
     if events.no_hosts or not code:
         raise BadInput.of("no-hosts", inventory)
-    raise start_error("\n".join(events.texts), inventory)
+    raise complaints.start_error("\n".join(events.texts), inventory)
 
 
 def packed(value: object) -> str:
@@ -308,60 +294,3 @@ def warnings(output: str) -> tuple[str, ...]:
     parts = re.split(r"^\[([A-Z ]+)\]: *", output, flags=re.MULTILINE)
     said = (" ".join(text.split()) for kind, text in zip(parts[1::2], parts[2::2], strict=True) if kind == "WARNING")
     return tuple(dict.fromkeys(each for each in said if each and not each.startswith(_HARMLESS)))
-
-
-def start_error(output: str, inventory: Path) -> CheckFailed | BadInput:
-    """What Ansible said before it reached a host; nearly always about the inventory. It tries one format after the
-    other, and we show the complaint about the format that the file has."""
-    # It wraps lines, and ends some errors with its traceback.
-    words = " ".join(output.split()).partition(" Traceback (most recent call last)")[0]
-    if home := _HOME.search(words):
-        return BadInput.of("no-ansible-home", folder=home["folder"], why=home["why"])
-    if _NO_VAULT in words:
-        return no_vault(inventory)
-    if config := _CONFIG.search(words):
-        return BadInput.of("bad-ansible-settings", Where(config["file"] or config["origin"]), why=config["why"])
-    if _is_script(inventory):
-        return _script_error(output, words, inventory)
-    messages = [text.strip() for text in re.split(r"\[?\b(?:ERROR|WARNING)\]?[:!]+", words) if text.strip()]
-    complaints = {match[1]: match[2] for text in messages if (match := _COMPLAINT.search(text))}
-    form = "ini" if "ini" in complaints and inventory.suffix not in (".yml", ".yaml", ".json") else "yaml"
-    position = None if form == "ini" else _POSITION.search(words)
-    if position or complaints or "inventory" in output or "vault" in output:
-        what = complaints.get(form) or (messages or ["no reason given"])[0]
-        where = Where(str(inventory))
-        if position:
-            file = Path(position["file"])  # not so where a long path was wrapped
-            where = Where(str(file if file.exists() else inventory), int(position["line"]))
-        return BadInput.of("unreadable-inventory", where, complaint=what, inventory=inventory)
-    said = " ".join(messages[-3:]) or "no reason given"
-    return CheckFailed.of("ansible-failed", messages=said, inventory=inventory)
-
-
-def no_vault(inventory: Path) -> BadInput:
-    """It has secrets of a vault that Ansible can't open."""
-    return BadInput.of("no-vault-password", inventory)
-
-
-def _is_script(inventory: Path) -> bool:
-    try:
-        with inventory.open("rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False
-
-
-def _script_error(output: str, words: str, inventory: Path) -> BadInput:
-    """Why an inventory that is a program gave none."""
-    script = inventory if inventory.is_absolute() else f"./{inventory}"
-    if not os.access(inventory, os.X_OK):
-        return BadInput.of("inventory-not-executable", inventory, script=script)
-    ended = _SCRIPT.search(words)
-    if ended is None:
-        complaint = next((text for name, text in _COMPLAINT.findall(words) if name == "script"), "no reason given")
-        return BadInput.of("inventory-script-json", inventory, why=complaint, script=script)
-    said = output.partition(_SCRIPT_SAID)[2].strip() or (ended["said"] or "")
-    lines = [line for line in re.split(r"^\[", said, flags=re.MULTILINE)[0].splitlines() if line.strip()]
-    why = lines[-1].strip() if lines else "it said nothing"
-    code = f" with exit code {ended['code']}" if ended["code"] else ""
-    return BadInput.of("inventory-script-failed", inventory, code=code, why=why, script=script)

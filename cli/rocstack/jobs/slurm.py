@@ -10,6 +10,7 @@ import yaml
 
 from rocstack.base import paths
 from rocstack.base.text import from_json
+from rocstack.cluster.settings import VERIFY
 from rocstack.node import hostlist
 
 # squeue(1), --format: job, state, user, partition, qos, nodes, time used, limit, start, priority, reason, where; and
@@ -29,7 +30,8 @@ LAST = 12  # lines of a rank that failed
 
 @dataclass(frozen=True)
 class Job:
-    """A line of the queue. `why` says in words why it waits."""
+    """A line of the queue. `why` says in words why it waits. `of_verify`: `rocstack verify` made it, to see whether
+    Slurm lets jobs wait, ends them and lets them give way."""
 
     id: str
     name: str
@@ -45,6 +47,7 @@ class Job:
     reason: str
     where: str  # node list
     why: str = ""
+    of_verify: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,6 +128,7 @@ def _job(cells: list[str]) -> Job | None:
         reason="" if reason == "None" else reason,
         where=where,
         why=waits_for(reason) if waits else "",
+        of_verify=VERIFY in (user, name[: len(VERIFY)]),
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from rocstack.base import finding_texts
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.finding_texts import Table
+from rocstack.deploy.read import inventory_text
 from rocstack.doctor import logfile, logscan, nodes
 from rocstack.doctor.logscan import LogReport
 from rocstack.doctor.nodes import NodeReport
@@ -43,6 +44,7 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> LogReport | NodeReport:
     if options.node:
         return _node(inventory_path(settings(), inventory), options.node, table)
     if inventory:
+        inventory_text.refuse_lost(inventory)
         found = recordings.record_inventory(inventory)
         failed = {failure.node: failure.reason for failure in found.failures}
         return nodes.examine(recordings.profiles(found.recordings), table, failed)

@@ -370,8 +370,10 @@ def nodes_of(
 
 
 def _probe(inventory: Path, overlay: Path | None, note: Note) -> tuple[NodeProfile, ...]:
+    from rocstack.deploy.read import inventory_text
     from rocstack.probe import recordings
 
+    inventory_text.refuse_lost(inventory)
     note(f"probing the nodes of {inventory}")
     probed = recordings.record_inventory(inventory)
     if probed.failures:

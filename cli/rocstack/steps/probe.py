@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rocstack.base.errors import BadInput
+from rocstack.deploy.read import inventory_text
 from rocstack.edge.ansible import State
 from rocstack.image import node_package
 from rocstack.node.fabric import Fabric, fabric, likely
@@ -71,6 +72,7 @@ def _recorded(options: ProbeOptions, on_node: OnNode) -> Recorded:
         return recordings.Recorded(recordings.read_recordings(options.replay))
     if options.inventory is None:
         return recordings.Recorded((recordings.record_host(options.root or "/", tree=tree),))
+    inventory_text.refuse_lost(options.inventory)
     return recordings.record_inventory(options.inventory, on_node, forks=options.forks, tree=tree)
 
 

@@ -328,14 +328,16 @@ def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     for command in (["status"], ["down"], ["deploy"], ["rollback"], ["logs", "n1"], ["shell", "n1"]):
         ran = cli(*command)
-        assert (ran.code, "error no-inventory: no inventory inventory.yml" in ran.err) == (2, True), command
+        assert (ran.code, "error no-inventory: the inventory inventory.yml is not there" in ran.err) == (2, True), (
+            command
+        )
     virtual = tmp_path / ".rocstack/local/inventory.yml"
     virtual.parent.mkdir(parents=True)
     virtual.write_text("all: {}\n")
     assert "next    give the one of this folder's virtual nodes, .rocstack/local/inventory.yml" in cli("status").err
     assert "`rocstack init`" in cli("status", "other.yml").err
     (tmp_path / "rocstack.yml").write_text("inventory: mine.yml\n")
-    assert "error no-inventory: no inventory mine.yml" in cli("down").err
+    assert "error no-inventory: the inventory mine.yml is not there" in cli("down").err
 
 
 def test_certificates_that_go_are_those_of_registries() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_run import Cli
 from misspelling import misspelt
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.read import facts, inventory, inventory_text, inventory_values
-from rocstack.edge import ansible
+from rocstack.edge import ansible, complaints
 
 GOOD = """\
 control:
@@ -333,7 +334,9 @@ def test_what_ansible_warns_of_is_kept(place: Path) -> None:
         "Unable to x because of y",
     )
     text = GOOD.replace("192.0.2.2}", "192.0.2.2}\n    workers: {}")
-    assert "drops a part of the inventory: Found both group and host with same name: workers" in refused(text).what
+    error = refused(text)
+    assert "drops a part of the inventory: Found both group and host with same name: workers" in error.what
+    assert str(error.where) == "inv.yml:4"
 
 
 def test_a_program_ends_when_we_are_stopped(place: Path) -> None:
@@ -387,3 +390,95 @@ def test_no_port() -> None:
 @pytest.mark.parametrize("value", [22, "22", "00022", 65535])
 def test_a_port(value: object) -> None:
     assert inventory_values.wrong("ansible_port", value) is None
+
+
+# Told by the text alone: no Ansible is started.
+LOST = {
+    "a host indented too far": (
+        GOOD.replace("    w2:\n      ansible_host: 192.0.2.3", "      x: 1\n      w2: {}").replace(
+            "w1: {ansible_host: 192.0.2.2}", "w1:"
+        ),
+        "inv.yml:9",
+        "w2 stands among the variables of host w1",
+    ),
+    "of another name": (
+        GOOD.replace("w1: {ansible_host: 192.0.2.2}", "w1:\n      big: {ansible_host: 192.0.2.9}"),
+        "inv.yml:8",
+        "big stands among the variables of host w1",
+    ),
+    "a number for a name": (GOOD.replace("w1:", "1:"), "inv.yml:7", "the host's name 1 is read as a number"),
+    "a truth for a name": (GOOD.replace("w2:", "on:"), "inv.yml:8", "the host's name on is read as true or false"),
+    "a list of hosts alone": ("# nodes\n- c1\n- w1\n", "inv.yml:2", "is a list, where groups belong"),
+    "a byte order mark": ("\ufeff" + INI, "inv:1", "begins with a byte order mark"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_lost_is_told_by_every_command(case: str, place: Path, cli: Cli) -> None:
+    """Also by those that take any inventory."""
+    text, where, says = LOST[case]
+    name = where.partition(":")[0]
+    (place / name).write_text(text)
+    for words in (("probe", name), ("doctor", name)):
+        error = cli(*words, "--json").json()["error"]
+        assert (error["where"], says in error["what"], bool(error["next"])) == (where, True, True)
+
+
+def test_a_mark_before_yaml_and_variables_of_ones_own_are_fine(place: Path) -> None:
+    (place / "inv.yml").write_text(
+        "\ufeff" + GOOD.replace("{ansible_host: 192.0.2.2}", "{w: , w9: x, rack: {height: 3}, '1': x}")
+    )
+    inventory_text.refuse_lost(place / "inv.yml")
+
+
+SAID = {  # what Ansible says, of which text: the line
+    "host range must be begin:end or begin:end:step": ("[control]\nc1\n[workers] 'x'\nw1\n", 3),
+    "Error parsing host definition '[workers]\"': No closing quotation": ('[control]\nc1\n[workers]"\n', 3),
+    "Error parsing host definition '\"': No closing quotation": ('[control]\nc1\n\n"\n', 4),
+    "Expected key=value, got: [gpu:children] &a x": ("[workers:vars]\na=b\n[gpu:children] &a x\n", 3),
+    "Invalid section entry: '[a] [1, 2]'. Please make sure that there are no spaces": ("[c]\n[a] [1, 2]\n", 2),
+    "Invalid host pattern ':' supplied, ending in ':' is not allowed": ("[c]\nc[1:2]\n:\n", 3),
+    "Invalid data from file, expected dictionary and got: True": ("[c]\nansible_become: true\n", 2),
+    "of another kind": ("[c]\n", None),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_complaint_without_a_line_gets_one(said: str, place: Path) -> None:
+    text, line = SAID[said]
+    (place / "inv").write_text(text)
+    error = complaints.start_error(f"[ERROR]: Failed to parse inventory with 'ini' plugin: {said}", Path("inv"))
+    assert (error.where and error.where.line, said in error.what) == (line, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        (b"a: 1\nb: \xe9\n", "not-utf8", 2),
+        (b'{"all": {\n "hosts": [', "bad-inventory", 2),
+        (b"a: 1\nb: \0", "bad-inventory", 2),
+    ],
+)
+def test_what_is_no_text_or_no_yaml_has_a_line(text: bytes, code: str, line: int, place: Path) -> None:
+    (place / "inv.yml").write_bytes(text)
+    error = complaints.start_error("[ERROR]: Failed to parse inventory with 'yaml' plugin: no", Path("inv.yml"))
+    assert (error.code, error.where and error.where.line) == (code, line)
+
+
+def test_a_pipe_is_no_inventory(place: Path, cli: Cli) -> None:
+    """Nobody waits for what never comes."""
+    os.mkfifo(place / "inv")
+    for command in ("status", "probe", "jobs"):
+        words = ("--inventory", "inv") if command == "jobs" else ("inv",)
+        error = cli(command, *words, "--json").json()["error"]
+        assert (error["code"], error["what"]) == ("bad-inventory", "the inventory is neither a file nor a folder")
+
+
+def test_a_program_that_names_no_host_is_blamed(place: Path) -> None:
+    """Ansible takes its text for an inventory of comments."""
+    (place / "inv.sh").write_text("#!/no/such/program\n")
+    (place / "inv.sh").chmod(0o755)
+    with pytest.raises(BadInput, match="program printed no inventory: it can't be started"):
+        inventory.of_listing(Path("inv.sh"), {"_meta": {"hostvars": {}}, "all": {"children": []}}, lambda _: ({}, {}))
+    error = complaints.start_error("Inventory script returned non-zero exit code -9. inventory", Path("inv.sh"))
+    assert "ended with exit code -9" in error.what

@@ -122,6 +122,9 @@ def test_a_provider_that_is_missed_is_one_of_a_card_that_we_know(nic: component.
         (":1:hip_device.cpp :77 : 22 us: hipSetDevice: Returned hipErrorInvalidDevice", {"gpu-device-ordinal"}),
         ("level=debug msg=\"n1:1:2 [0] NCCL WARN Cuda failure 2 'out of memory'\"", {"gpu-out-of-memory"}),
         ("ok 17 - handles No space left on device", set()),
+        ('# if you see "No locks available", mount with flock; to fix `RuntimeError: can\'t start new thread`', set()),
+        ('fix "Permission denied (publickey)" hints', set()),
+        ("prefix: Permission denied (publickey)", {"ssh-access"}),
         ("- write failed: No space left on device: /data/namespaces/a", {"disk-full"}),
         (
             "n1:1:2 [0] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",

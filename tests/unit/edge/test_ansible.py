@@ -92,7 +92,7 @@ def test_bad_inventories(place: Path, case: str) -> None:
 
 
 def test_no_inventory_and_no_ansible(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match="no inventory nope") as bad:
+    with pytest.raises(BadInput, match=r"the inventory nope is not there") as bad:
         ansible.run("probe.yml", Path("nope"))
     assert bad.value.code == "no-inventory"
     (place / "inv").write_text("n1\n")

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_run import Cli
 
 from rocstack.base import paths
 from rocstack.jobs import slurm
+from rocstack.steps import jobs as steps
 
 DATA = Path(__file__).parent / "data"
 MARK = "5f0c "
@@ -43,6 +45,25 @@ def test_a_name_of_several_lines_is_no_second_job(end: str) -> None:
     other = row("None", name="payroll").replace("alice", "root").removeprefix(MARK)
     found = slurm.queue(row(name=f"x{end}{other}{end}y") + "\n" + row(name="next"), MARK)
     assert [(job.user, job.name[0]) for job in found] == [("alice", "x"), ("alice", "n")]
+
+
+def test_what_verify_made_is_told_from_peoples_jobs() -> None:
+    rows = (row(), row(name="rocstack-verify-3f"), row().replace("alice", "rocstack-verify"), row(name="my-verify"))
+    assert [job.of_verify for job in slurm.queue("\n".join(rows), MARK)] == [False, True, True, False]
+
+
+def test_the_list_says_that_verify_ended_its_jobs_on_purpose(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = row("None", name="rocstack-verify-3f").replace("PENDING", "PREEMPTED")
+    found = slurm.queue("\n".join((own, own.replace("PREEMPTED", "RUNNING"), row())), MARK)
+    monkeypatch.setattr(steps, "queue", lambda *_: found)
+    said = [line.split("  ")[-1].strip() for line in cli("jobs").out.splitlines()]
+    assert said[1:] == [
+        "(of `rocstack verify`, which ended it on purpose)",
+        "(of `rocstack verify`)",
+        "it is next; it waits until enough nodes are free",
+    ]
 
 
 def test_one_that_runs_does_not_wait() -> None:

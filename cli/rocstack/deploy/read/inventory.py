@@ -17,7 +17,7 @@ from rocstack.base.text import plain
 from rocstack.deploy.read import inventory_text, inventory_values
 from rocstack.deploy.read.inventory_text import InventoryText
 from rocstack.deploy.read.inventory_values import is_address
-from rocstack.edge import ansible
+from rocstack.edge import ansible, complaints
 from rocstack.node.recording import natural_key
 
 CONTROL, WORKERS = "control", "workers"
@@ -163,7 +163,7 @@ def asked_ahead(path: Path) -> Iterator[None]:
     """Ansible begins to read the inventory now, while the command that needs it is still being imported: `load` takes
     the answer, once. What is wrong with it, or that Ansible isn't installed, says `load`."""
     key, process = path.absolute(), None
-    if path.exists():
+    if path.is_file() or path.is_dir():
         with suppress(Missing):
             process = _asked[key] = _asking(key)
     try:
@@ -181,18 +181,17 @@ def load(path: Path) -> Inventory:
         BadInput: it isn't there, can't be read, or doesn't describe a cluster.
         Missing: Ansible isn't installed.
     """
-    if not path.exists():
-        raise BadInput.of("no-inventory", inventory=path)
+    complaints.refuse_absent(path)
     key = path.absolute()
     done = _ended_with_us(_asked.pop(key) if key in _asked else _asking(key))
     text = inventory_text.read(path)
     text.refuse_lost()
     if done.returncode:
         text.refuse_unread()
-        raise ansible.start_error(done.stderr, path)
+        raise complaints.start_error(done.stderr, path)
     said = ansible.warnings(done.stderr)
     if lost := next((each for each in said if _LOST.search(each)), None):
-        raise BadInput.of("inventory-lost", path, warning=lost, inventory=path)
+        raise BadInput.of("inventory-lost", complaints.place(lost, path), warning=lost, inventory=path)
     listed = json.loads(done.stdout, parse_int=_number)
     found = of_listing(path, listed, lambda hosts: _rendered(path, hosts), text)
     known = (*listed, *(name for group in listed for name in _members(listed, group)))
@@ -268,7 +267,10 @@ def of_listing(
     _check(groups, text)
     text.refuse_nobodys((*groups, *hosts))
     ours = {*groups[CONTROL], *groups[WORKERS]}
-    of_host = {name: tuple(sorted(each for each in groups if name in groups[each])) for name in hosts}
+    of_host: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for group in sorted(groups):
+        for name in groups[group]:
+            of_host[name] += (group,)
     for name, variables in hosts.items():
         _check_names(name, variables, of_host[name], text, ours)
     values = [hosts.get(name, {}).get(key) for name in ours for key in _ASKED]
@@ -278,7 +280,7 @@ def of_listing(
         rendered, problems = render(hosts)
         hosts = {**hosts, **rendered}
         wrong |= _bad_values(ours, rendered, of_host, text, inventory_values.wrong)
-    made = {name: _host(name, hosts.get(name, {}), groups) for name in groups.get("all", ())}
+    made = {name: _host(name, hosts.get(name, {}), of_host[name]) for name in groups.get("all", ())}
     workers = tuple(made[name] for name in groups[WORKERS])
     doubtful = _bad_values(ours, hosts, of_host, text, inventory_values.doubtful)
     return Inventory(path, made[groups[CONTROL][0]], workers, problems, wrong, doubtful)
@@ -297,7 +299,7 @@ def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
     path = text.path
     control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
     if not groups.get("all"):
-        raise BadInput.of("no-hosts", path)
+        raise complaints.script_without_hosts(path) if complaints.is_script(path) else BadInput.of("no-hosts", path)
     if not control:
         raise BadInput.of("no-control", _lacking(groups, CONTROL, text), lack=_lack(groups, CONTROL))
     if len(control) > 1:
@@ -320,7 +322,7 @@ def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
         if is_address(name):
             raise BadInput.of("node-name-address", text.of(name), name=name)
         if not is_node_name(name):
-            raise BadInput.of("bad-node-name", text.of(name), name=name)
+            raise BadInput.of("bad-node-name", text.of(name), name=repr(name)[1:-1])
 
 
 def _check_names(
@@ -393,13 +395,13 @@ def _rendered(path: Path, hosts: Hosts) -> tuple[Hosts, Mapping[str, str]]:
             result[run.host] = {**own, **{key: value for key, value in values.items() if value != ""}}
         else:
             if "vault secrets" in run.reason:
-                raise ansible.no_vault(path)
+                raise complaints.no_vault(path)
             result[run.host] = {key: value for key, value in own.items() if key not in _ASKED}
             problems[run.host] = run.reason
     return result, problems
 
 
-def _host(name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable[str]]) -> InventoryHost:
+def _host(name: str, variables: Mapping[str, Any], groups: Iterable[str]) -> InventoryHost:
     host = str(variables.get("ansible_host") or name)
     registry = str(variables.get("rocstack_rack_registry") or "")
     return InventoryHost(
@@ -407,6 +409,6 @@ def _host(name: str, variables: Mapping[str, Any], groups: Mapping[str, Iterable
         address=str(variables.get("rocstack_address") or host),
         host=host,
         rack_registry=registry or None,
-        groups=tuple(sorted(group for group, members in groups.items() if group != "all" and name in members)),
+        groups=tuple(group for group in groups if group != "all"),
         variables=dict(variables),
     )

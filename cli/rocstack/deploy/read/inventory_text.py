@@ -21,8 +21,10 @@ _IGNORED = (".cfg", ".retry", ".pyc", ".pyo", "~", ".bak", ".orig", ".rpm", ".md
 _VARS = ("group_vars", "host_vars")
 _YAML = ("", ".yml", ".yaml", ".json")
 _SECTION = re.compile(r"\s*\[([^:\]]+)(?::(\w+))?\]")
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z_][\w-]*)\s*=")
+_PAIR = re.compile(r"(?:^|\s)([^\s=\"']+)\s*=")
 _RANGE = re.compile(r"\[(\w+)([:-])(\w+)(?::\d+)?\]")
+# What YAML makes of a host's name without quotes.
+_KINDS = {"int": "a number", "float": "a number", "bool": "true or false", "null": "nothing", "timestamp": "a date"}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -109,7 +111,7 @@ def read(path: Path) -> InventoryText:
         try:
             if file.stat().st_size > _MOST:
                 continue
-            content = file.read_text(encoding="utf-8-sig")
+            content = file.read_text(encoding="utf-8")
         except OSError:
             continue
         except UnicodeDecodeError as error:
@@ -119,6 +121,7 @@ def read(path: Path) -> InventoryText:
             continue
         if owner is not None:
             text.owners.setdefault(owner, Where(str(file), 1))
+        marked, content = content.startswith("\ufeff"), content.removeprefix("\ufeff")
         if content.startswith(("#!", "$ANSIBLE_VAULT")):
             continue
         root = _composed(content) if file.suffix in _YAML else None
@@ -127,8 +130,27 @@ def read(path: Path) -> InventoryText:
         elif owner is not None:
             _no_variables(text, file, content)
         elif file.suffix not in (*_YAML[1:], ".toml"):
+            if marked:
+                text._lost.append(BadInput.of("inventory-mark", Where(str(file), 1)))
             _ini(text, file, content)
+        elif isinstance(root, yaml.SequenceNode):
+            text._lost.append(BadInput.of("inventory-all-list", Where(str(file), root.start_mark.line + 1)))
     return text
+
+
+def refuse_lost(path: Path) -> None:
+    """For commands that take any inventory, with other groups, too.
+
+    Raises:
+        BadInput: as `InventoryText.refuse_lost`.
+    """
+    if path.is_file() or path.is_dir():
+        read(path).refuse_lost()
+
+
+def _shape(name: str) -> str:
+    """n# of n12: names of one row of hosts have the same."""
+    return re.sub("[0-9]+", "#", name)
 
 
 def _misspelt(word: str, name: str) -> bool:
@@ -239,15 +261,31 @@ class _Yaml:
                 self._variables(group, value)
             elif key.value == "hosts":
                 for host, variables in self._pairs(value):
+                    if host.tag != "tag:yaml.org,2002:str":
+                        kind = _KINDS.get(host.tag.rpartition(":")[2], "something else")
+                        error = BadInput.of("inventory-unquoted", self._where(host), name=host.value, kind=kind)
+                        self.text._lost.append(error)
                     self.text._range(host.value, self._where(host))
                     self.text.names.setdefault(host.value, self._where(host))
                     self._variables(host.value, variables)
+                    self._hosts_inside(host.value, variables)
             elif key.value == "children":
                 for child, below in self._pairs(value):
                     self._group(child, below)
             else:
                 hint = hinted(key.value, GROUP_KEYS)
                 error = BadInput.of("inventory-key", self._where(key), key=key.value, group=group, hint=hint)
+                self.text._lost.append(error)
+
+    def _hosts_inside(self, host: str, node: yaml.Node) -> None:
+        """What is indented too far: to Ansible it is a variable, and the host is lost."""
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            below = value.value if isinstance(value, yaml.MappingNode) else ()
+            alike = "#" in _shape(host) and _shape(host) == _shape(str(key.value))
+            as_host = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
+            of_host = any(str(each.value).startswith(("ansible_", "rocstack_")) for each, _ in below)
+            if (alike and as_host) or of_host:
+                error = BadInput.of("inventory-host-inside", self._where(key), name=key.value, host=host)
                 self.text._lost.append(error)
 
     def _variables(self, owner: str, node: yaml.Node) -> None:

@@ -1,5 +1,6 @@
 """`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data")."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from rocstack.verify.parsers import bad
 
 T = TypeVar("T")
 NONE = "N/A"
+# Its warnings, which go before and behind what it answers, may be in brackets, too.
+_BEGINS = re.compile(r"\s*(?:\[\s*(?:[{\]]|$)|\{)")
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,13 @@ def firmware(text: str, tool: str = "amd-smi firmware") -> dict[int, dict[str, s
 
 
 def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> tuple[T, ...]:
-    starts = [number for number, line in enumerate(text.splitlines()) if line.lstrip().startswith(("[", "{"))]
+    known = text.splitlines()
+    starts = [number for number, line in enumerate(known) if _BEGINS.match(line)]
     if not starts:
         raise bad(tool, text, "it answered no JSON")
+    last = max((number for number, line in enumerate(known) if line.rstrip().endswith(("]", "}"))), default=len(known))
     try:
-        rows = from_json("\n".join(text.splitlines()[starts[0] :]))
+        rows = from_json("\n".join(known[starts[0] : last + 1]))
     except ValueError as error:
         raise bad(tool, text, "its JSON is cut off or broken", starts[0] + getattr(error, "lineno", 1)) from None
     if isinstance(rows, dict):

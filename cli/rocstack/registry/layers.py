@@ -35,8 +35,8 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def in_place(diff_ids: Sequence[str], images: Iterable[Sequence[str]]) -> frozenset[str]:
-    """Those layers that an engine with these images (each as its diff ids) has on top of the same ones: of an archive it
-    opens no others, since its older store knows a layer by its chain id."""
+    """Those layers that an engine with these images (each as its diff ids) has on top of the same ones: of an archive
+    it opens no others, since its older store knows a layer by its chain id."""
     known = {chain for image in images for chain in chain_ids(image)}
     places = list(zip(diff_ids, chain_ids(diff_ids), strict=True))
     return frozenset(diff_ids) - {diff_id for diff_id, chain in places if chain not in known}

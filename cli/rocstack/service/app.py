@@ -20,6 +20,7 @@ from rocstack.base.text import visible
 from rocstack.service import (
     failures,
     page_cluster,
+    page_sign_in,
     page_try,
     routes_cluster,
     routes_files,
@@ -71,7 +72,8 @@ def make(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_cluster, page_try):
+    interface = (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster)
+    for routes in (*interface, page_sign_in, page_cluster, page_try):
         app.include_router(routes.router)  # page_try's is that of the other pages
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from rocstack.base.errors import RocstackError
 from rocstack.service import jobs as jobs_
 from rocstack.service.config import ServiceSettings
@@ -14,11 +16,13 @@ from rocstack.service.database import Database
 from rocstack.service.files import StoredFiles
 from rocstack.service.handover import Handover
 from rocstack.service.identity import Doorkeeper
+from rocstack.service.issuer import IssuerClient
 from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
 from rocstack.service.reports import VerifyReports
 from rocstack.service.serving import ModelServers
+from rocstack.service.sign_in import SignIn
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
 from rocstack.service.tuning import Tuning
@@ -42,14 +46,18 @@ class Service:
     servers: ModelServers
     reports: VerifyReports
     door: Doorkeeper
+    sign_in: SignIn | None  # None: the site has no issuer
     stopping: asyncio.Event
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, settings: ServiceSettings, slurm: SlurmRest | None = None, overlay: Path | None = None) -> "Service":
+    def of(
+        cls, settings: ServiceSettings, slurm: SlurmRest | None = None, overlay: Path | None = None,
+        sign_in: SignIn | None = None,
+    ) -> "Service":  # fmt: skip
         """
         Raises:
-            BadInput: the database's URL is none.
+            BadInput: the database's URL is none, or the CA of the issuer can't be read.
         """
         password = None
         if settings.database_password:
@@ -64,11 +72,12 @@ class Service:
         stopping = asyncio.Event()
         tuning = Tuning(settings, jobs, files, models, stopping)
         servers = ModelServers(settings, jobs, models, storage)
-        door = Doorkeeper(slurm, settings.users)
+        sign_in = sign_in or _sign_in(settings)
+        door = Doorkeeper(slurm, settings.users, sign_in)
         reports = VerifyReports(Path(settings.reports))
         return cls(
             settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, reports, door,
-            stopping,
+            sign_in, stopping,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -85,6 +94,8 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         await self.slurm.close()
+        if self.sign_in:
+            await self.sign_in.close()
         self.database.close()
 
     async def _again(self, every: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -96,3 +107,17 @@ class Service:
             except Exception:
                 log.exception("%s failed", getattr(work, "__name__", "task"))
             await asyncio.sleep(every)
+
+
+def _sign_in(settings: ServiceSettings) -> SignIn | None:
+    """
+    Raises:
+        BadInput: the CA of the issuer can't be read.
+    """
+    if settings.oidc is None:
+        return None
+    secret = settings.oidc_secret and Path(settings.oidc_secret).read_text(encoding="utf-8").strip()
+    tokens = httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=settings.tokens), base_url="http://tokens", timeout=15
+    )
+    return SignIn(IssuerClient(settings.oidc, settings.oidc_ca), tokens, secret or None)

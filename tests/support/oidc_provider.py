@@ -1,5 +1,5 @@
-"""A small issuer of OpenID Connect: discovery, keys, the authorization code flow with PKCE, tokens. It signs in whom it is
-told to. `python3 oidc_provider.py PORT` serves it on loopback; it needs what the service's image has."""
+"""A small issuer of OpenID Connect: discovery, keys, the authorization code flow with PKCE, tokens. It signs in whom it
+is told to. `python3 oidc_provider.py PORT` serves it on loopback; it needs what the service's image has."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class OidcProvider:
     lifespan: int = 300
     asked: int = 0
     key: Any = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "one", "use": "sig", "alg": "RS256"}))
-    other: Any = field(default_factory=lambda: ECKey.generate_key("P-256", {"kid": "two", "use": "sig", "alg": "ES256"}))
+    other: Any = field(
+        default_factory=lambda: ECKey.generate_key("P-256", {"kid": "two", "use": "sig", "alg": "ES256"})
+    )
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def token(self, header: dict[str, Any] | None = None, key: Any = None, /, **claims: Any) -> str:

@@ -2,12 +2,10 @@
 can't start an instruction, end a line or open a subshell."""
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from rocstack.base import paths
 from rocstack.base.text import shortened
 
 
@@ -35,12 +33,6 @@ def word(pattern: str, meaning: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
-
-
-def _file(text: str) -> str:
-    if text and not paths.there(text, Path.is_file):
-        raise ValueError(f"no file {shortened(text)}")
-    return text
 
 
 Name = Annotated[str, word(r"[a-z0-9][a-z0-9.-]{0,62}", "a name (small letters, digits, '-' and '.')")]
@@ -130,5 +122,4 @@ MountText = Annotated[
     ),
 ]
 MemorySize = Annotated[str, word(r"[1-9][0-9]{0,11}[bkmgBKMG]?", "host or a size such as 64g (b, k, m or g)")]
-OwnFile = Annotated[str, AfterValidator(_file)]  # of this machine; "" names none
 Line = Annotated[str, word(r"[^\x00-\x08\x0a-\x1f]{0,1000}", "one line of text, at most 1000 characters")]

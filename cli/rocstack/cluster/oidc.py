@@ -4,8 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from rocstack.base.own_file import OwnFile
 from rocstack.base.server_address import no_token_in_the_clear
-from rocstack.base.words import AtKey, OwnFile, PlainUrl, Value, word
+from rocstack.base.words import AtKey, PlainUrl, Value, word
 
 TOKENS, TOKENS_UID = "tokens", 64034  # who makes Slurm tokens, in the service's image; the group has the same number
 SOCKETS, SOCKET = "/run/rocstack-tokens", "/run/rocstack-tokens/socket"
@@ -17,7 +18,7 @@ class Issuer(Value):
     """What the service and the maker of tokens know of the issuer."""
 
     issuer: PlainUrl  # as its tokens say it
-    client_id: Annotated[str, word(r"[\x21-\x7e]{1,255}", "a client's id, without blanks")]
+    client_id: Annotated[str, word(r"[\x21-\x7e]{1,255}", "a client's id, without blanks")]  # as it is registered there
     user_claim: Claim = "preferred_username"  # whose value is a name of `cluster.users`; people must not choose it
     hours: Annotated[int, Field(ge=1, le=24)] = 8  # that a person stays signed in on the page
 

@@ -14,8 +14,9 @@ from rocstack.base import document, image_names, paths
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
 from rocstack.base.image_names import registry_text
 from rocstack.base.levels import Level
+from rocstack.base.own_file import OwnFile
 from rocstack.base.text import distance, plain, shortened
-from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, OwnFile, Tag, Url, Value
+from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import DEFAULT, RunProfile
 from rocstack.stack import stack

@@ -316,7 +316,7 @@ async def test_an_issuer_that_is_away_is_said_and_slurms_tokens_go_on(site: Sign
     ],
 )
 async def test_an_issuer_that_says_what_cant_be_used(document: Any, why: str, anyio_backend: str) -> None:
-    good = {name: "https://i/x" for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")}
+    good = dict.fromkeys(("authorization_endpoint", "token_endpoint", "jwks_uri"), "https://i/x")
     said = {"issuer": "https://i", **good, **document} if isinstance(document, dict) else document
     content = said if isinstance(said, bytes) else json.dumps(said).encode()
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=content))

@@ -32,7 +32,9 @@ from rocstack.service.body_limit import BodyLimit
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import AnswerLost
+from rocstack.service.tracing import Tracing
 
+QUIET, _NONE = ("/health", "/metrics"), Tracing()  # asked every few seconds
 log = logging.getLogger(__name__)
 ABOUT = """\
 Files, fine-tuning jobs and models as OpenAI's interface has them, so the stock `openai` client works; and jobs of any
@@ -157,13 +159,22 @@ def _errors(app: FastAPI) -> None:
 
 def _watch(app: FastAPI) -> None:
     numbers: Numbers = app.state.numbers
+    traces: Tracing = app.state.service.traces
 
     @app.middleware("http")
     async def measured(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         began = time.monotonic()
-        with numbers.open.track_inprogress():
+        quiet = request.url.path in QUIET
+        with numbers.open.track_inprogress(), (_NONE if quiet else traces).span("", "SERVER") as span:
             answer = await call(request)
-        route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
+            route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
+            span.name(f"{request.method} {route}")
+            span.tell(
+                {"http.request.method": request.method, "http.route": route,
+                 "http.response.status_code": answer.status_code}
+            )  # fmt: skip
+            if answer.status_code >= 500:
+                span.fail(str(answer.status_code))
         numbers.requests.labels(request.method, route, str(answer.status_code)).inc()
         numbers.seconds.labels(request.method, route).observe(time.monotonic() - began)
         answer.headers["X-Content-Type-Options"] = "nosniff"

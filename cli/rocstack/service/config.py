@@ -37,6 +37,7 @@ class ServiceSettings(ServerAddress):
     oidc_secret: str | None = None  # files: the client's secret, and the CA of the issuer's certificate
     oidc_ca: str | None = None
     tokens: str = SOCKET  # of who makes Slurm tokens
+    otlp: PlainUrl | None = None  # a collector of traces
 
     @model_validator(mode="after")
     def _not_in_the_clear(self) -> Self:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio.to_thread
 import httpx
 
 from rocstack.base.errors import RocstackError
@@ -25,6 +26,7 @@ from rocstack.service.serving import ModelServers
 from rocstack.service.sign_in import SignIn
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
+from rocstack.service.tracing import Tracing, tracing
 from rocstack.service.tuning import Tuning
 from rocstack.service.uploads import Uploads
 
@@ -47,6 +49,7 @@ class Service:
     reports: VerifyReports
     door: Doorkeeper
     sign_in: SignIn | None  # None: the site has no issuer
+    traces: Tracing
     stopping: asyncio.Event
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -62,8 +65,9 @@ class Service:
         password = None
         if settings.database_password:
             password = Path(settings.database_password).read_text(encoding="utf-8").strip()
-        database, storage = Database(settings.database, password), Storage(Path(settings.data))
-        slurm = slurm or SlurmRest(settings.slurmrestd)
+        traces = tracing(settings.otlp, settings.cluster)
+        database, storage = Database(settings.database, password, traces), Storage(Path(settings.data))
+        slurm = slurm or SlurmRest(settings.slurmrestd, traces=traces)
         files = StoredFiles(database, storage, settings.limits)
         models = Models(database, storage, Path(settings.models))
         rows = JobRows(database)
@@ -77,7 +81,7 @@ class Service:
         reports = VerifyReports(Path(settings.reports))
         return cls(
             settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, reports, door,
-            sign_in, stopping,
+            sign_in, traces, stopping,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -97,6 +101,7 @@ class Service:
         if self.sign_in:
             await self.sign_in.close()
         self.database.close()
+        await anyio.to_thread.run_sync(self.traces.close)
 
     async def _again(self, every: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -275,6 +275,7 @@ class DesiredCluster:
         }
         if service.servers:  # an older service image refuses a key that it doesn't know
             said["servers"] = [each.model_dump() for each in service.servers]
+        said |= {"otlp": service.otlp} if service.otlp else {}
         files: list[FileSpec] = []
         if service.oidc:
             secret, ca = self.issuer.secret, self.issuer.ca

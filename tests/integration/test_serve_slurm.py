@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PORT = 8443
 ARGUMENTS = ("--enforce-eager", "--dtype=float32", "--max-model-len=256", "--kv-cache-memory-bytes=67108864")
 # Of the gateway, as whoever is root on the node.
-KILL = "docker exec rocstack-worker pkill --signal KILL --full rocstack.serve"
+KILL = "docker exec rocstack-worker pkill --signal KILL --full 'python3 -m rocstack[.]serve'"
 
 
 @dataclass
@@ -105,7 +105,7 @@ def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedByS
     for node in nodes:  # whichever is asked first, the other one answers meanwhile
         served.cluster.ssh(node, KILL)
         assert {served.text("tiny") for _ in range(8)} == {wanted}, logs()
-        until(lambda: "started again" in logs(), 60, logs)
+        until(lambda: "starting" in [row["status"] for row in served.servers()], 60, logs)
         until(lambda: [row["status"] for row in served.servers()] == ["ready", "ready"], 300, logs)
     assert served.text("tiny") == wanted
     for row in served.servers():

@@ -458,3 +458,16 @@ def test_the_ca_of_the_issuer(tmp_path: Path) -> None:
     assert refused.value.code == "bad-issuer-ca"
     file.write_text(keys().registry_ca)
     assert issuer_files.read(settings).ca == keys().registry_ca.encode()
+
+
+@pytest.mark.parametrize(
+    ("labels", "mpi"),
+    [
+        ({}, "pmix"), ({"component.slurm": "24.11.5", "component.pmix": "5.0.7"}, "pmix"),
+        ({"component.slurm": "24.11.5"}, "none"),
+    ],
+)  # fmt: skip
+def test_srun_starts_no_ranks_of_mpi_where_the_workers_have_no_pmix(labels: dict[str, str], mpi: str) -> None:
+    worker = replace(IMAGES["worker"], labels={LABEL_PREFIX + key: value for key, value in labels.items()})
+    desired = dataclasses.replace(wanted({"n1": {}, "n2": {}}), images={**IMAGES, "worker": worker})
+    assert f"\nMpiDefault={mpi}\n" in desired.slurm.texts["slurm.conf"]

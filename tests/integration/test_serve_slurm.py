@@ -86,8 +86,8 @@ def served(built: Built, vllm_image: str, tmp_path_factory: pytest.TempPathFacto
 
 def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedBySlurm) -> None:
     """vLLM's own answers, from one node and then from the other."""
-    line = ("serve", "tiny", "--replicas", "2", "--inventory", str(INVENTORY), "--user", "alice", "--", *ARGUMENTS)
-    made = served.cluster.json(*line)
+    line = ("serve", "tiny", "--replicas", "2", "--inventory", str(INVENTORY), "--user", "alice", "--json")
+    made = served.cluster.run(*line, "--", *ARGUMENTS).json
     assert [each["model"] for each in made["servers"]] == ["tiny", "tiny"]
 
     def logs() -> str:

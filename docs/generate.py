@@ -86,6 +86,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         service.ClusterService,
         service.ClusterServiceLimits,
         service.SiteServer,
+        service.ClusterOidc,
         cluster.Ship,
         cluster.RolloutSettings,
     ),

@@ -6,11 +6,14 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import oidc_provider
 import pytest
 import yaml
 from deployed_cluster import ANSWER, INVENTORY, DeployedCluster
+from oidc_provider import CLIENT, SECRET
 from workspace import Built, Outcome, Workspace, engine
 
 pytestmark = pytest.mark.engine
@@ -24,7 +27,35 @@ cluster:
   health: {{drain: false}}
 """
 ON = "  service: {port: 9443}\n"
-API, UID = "rocstack-service", "64033"
+ISSUER = "http://127.0.0.1:9555"
+SIGN_IN = f"""\
+  service:
+    port: 9443
+    oidc: {{issuer: '{ISSUER}', client_id: {CLIENT}, client_secret_file: client-secret}}
+"""
+API, UID, TOKENS = "rocstack-service", "64033", "rocstack-tokens"
+# In the service's container, as anybody who reaches it.
+SIGNED_IN = f"""\
+import httpx, json, time
+token = httpx.get("{ISSUER}/issue").json()["token"]
+client = httpx.Client(base_url="https://127.0.0.1:9443", verify=False, timeout=30)
+head = {{"Authorization": "Bearer " + token}}
+said = [client.get("/v1/me", headers=head).json()["id"]]
+asked = {{"recipe": "mine", "arguments": ["id", "-u"], "gpus_per_node": 0}}
+job = client.post("/v1/jobs", json=asked, headers=head).json()
+end = time.time() + 120
+while job["status"] not in ("succeeded", "failed") and time.time() < end:
+    time.sleep(1)
+    job = client.get("/v1/jobs/" + job["id"], headers=head).json()
+log = client.get("/v1/jobs/" + job["id"] + "/log", headers=head).json()["text"]
+said += [job["status"], "2000" in log.split()]
+page = client.get("/login/issuer", follow_redirects=True)
+said += [page.status_code, "Sign out alice" in client.get("/jobs").text]
+head, body, sign = token.split(".")
+forged = {{"Authorization": f"Bearer {{head}}.{{body}}." + "A" * len(sign)}}
+said.append(client.get("/v1/me", headers=forged).status_code)
+print(json.dumps(said))
+"""
 ASK = """\
 import json, ssl, sys, urllib.request
 url, ca = json.load(sys.stdin)
@@ -221,13 +252,46 @@ def well(cluster: DeployedCluster) -> bool:
     return False
 
 
+def test_people_sign_in_at_an_issuer_and_run_jobs_as_themselves(cluster: DeployedCluster) -> None:
+    secret = cluster.workspace.folder / "client-secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    image = cluster.ssh("n1", f"docker inspect --format '{{{{.Image}}}}' {API}").strip()
+    program = Path(oidc_provider.__file__).read_text()
+    cluster.ssh("n1", f"mkdir -p /srv/issuer && cat >/srv/issuer/issuer.py <<'EOF'\n{program}\nEOF")
+    run = "docker run --detach --rm --name issuer --network host --entrypoint python3 --volume /srv/issuer:/issuer:ro"
+    cluster.ssh("n1", f"{run} {image} -P /issuer/issuer.py {ISSUER.rpartition(':')[2]}")
+    try:
+        switch(cluster, SIGN_IN)
+        deploy(cluster)
+        assert cluster.json("status")["ok"]
+        assert json.loads(inside(cluster, SIGNED_IN)) == ["alice", "succeeded", True, 200, True, 401]
+        cluster.run("rotate-keys", str(INVENTORY))
+        assert well(cluster)
+        assert json.loads(inside(cluster, SIGNED_IN)) == ["alice", "succeeded", True, 200, True, 401]
+        uids = cluster.ssh("n1", f"docker exec {TOKENS} sh -c 'grep -h ^Uid: /proc/[0-9]*/status'").split()
+        assert set(uids) == {"Uid:", "64034"}
+        assert not cluster.ssh("n1", f"docker exec {API} ls /run/secrets/jwt.key 2>/dev/null", check=False)
+        assert not cluster.ssh("n1", f"docker exec {TOKENS} ls -d /shared /run/mysqld 2>/dev/null", check=False)
+        for said in (
+            f"docker inspect {API} {TOKENS}",
+            "ps -eo args",
+            f"docker logs {API} 2>&1",
+            f"docker logs {TOKENS} 2>&1",
+        ):
+            assert SECRET not in cluster.ssh("n1", said)
+        assert deploy(cluster)["changed"] == []
+    finally:
+        cluster.ssh("n1", "docker stop issuer", check=False)
+
+
 def test_switched_off_it_goes_and_what_it_had_stays(cluster: DeployedCluster) -> None:
     before = cluster.containers("n1")
     switch(cluster)
     try:
         deploy(cluster)
         after = cluster.containers("n1")
-        assert set(after) == set(before) - {API}
+        assert set(after) == set(before) - {API, TOKENS}
         assert after["rocstack-worker"] == before["rocstack-worker"]
         assert cluster.json("status")["ok"]
         said = cluster.ssh("n1", "docker exec rocstack-db mariadb --execute='SHOW DATABASES'")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from service_site import PageSite, serving
+from service_site import PageSite, serving, signing_in
 from test_verify_report import BROWSER, BROWSERS, browse_url, pixels
 
 from rocstack.cluster.service import report_name
@@ -59,3 +59,12 @@ def test_what_nodes_said_to_verify_runs_nothing(site: PageSite, tmp_path: Path) 
         assert title
         assert name in title[1]
         assert "&lt;script&gt;document.title" in dom
+
+
+def test_who_comes_back_from_the_issuers_site_is_signed_in(tmp_path: Path) -> None:
+    """A browser keeps the session's strict cookie from a request that another site began."""
+    with signing_in(tmp_path) as url:
+        also = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+        dom = browse_url(tmp_path, f"{url}/login/issuer", "--dump-dom", "--virtual-time-budget=4000", also)
+    assert "Sign out alice" in dom
+    assert "<h1>Your jobs" in dom

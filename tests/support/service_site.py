@@ -13,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import oidc_provider
 import uvicorn
 from fake_slurmrestd import FakeSlurmrestd, token
+from oidc_provider import OidcProvider
 from simulated_run import simulated_run
 
+from rocstack.cluster.oidc import Issuer
 from rocstack.cluster.service import SiteServer, report_name
-from rocstack.service import app
+from rocstack.service import app, tokens
 from rocstack.service.config import ServicePerson, ServiceSettings
+from rocstack.service.issuer import IssuerClient
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import SlurmRest
+from rocstack.service.tokens import TokenMaker
 
 SAID = "Thank you for writing. A refund takes three working days; I have started yours, and you need do nothing more."
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello, you"}]}
@@ -101,6 +106,30 @@ def serving(folder: Path) -> Iterator[PageSite]:
             yield PageSite(url, job, own, reports, slurm)
 
 
+@contextmanager
+def signing_in(folder: Path) -> Iterator[str]:
+    """The page's address, where nobody is signed in yet. Its issuer is another site, and signs alice in."""
+    slurm = FakeSlurmrestd()
+    slurm.key = key = bytes(64)
+    (folder / "models").mkdir()
+    (folder / "secret").write_text(oidc_provider.SECRET)
+    provider = OidcProvider("")
+    with _running(provider.application()) as url:
+        provider.issuer = url.replace("127.0.0.1", "localhost")
+        about = Issuer(issuer=provider.issuer, client_id=oidc_provider.CLIENT)
+        users, socket = {"alice": ServicePerson(uid=2000, gid=2000)}, str(folder / "socket")
+        settings = ServiceSettings(
+            cluster="alpha", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
+            database=f"sqlite:///{folder}/service.db", reports=str(folder / "reports"), users=users,
+            oidc=about, oidc_secret=str(folder / "secret"), tokens=socket,
+        )  # fmt: skip
+        maker = TokenMaker(IssuerClient(about), users, key)
+        service = Service.of(settings, SlurmRest("http://slurmrestd", slurm.transport))
+        service.storage.check()
+        with _running(tokens.application(maker), uds=socket), _running(app.make(service)) as page:
+            yield page
+
+
 async def _model(scope: Any, receive: Any, send: Any) -> None:
     """Answers each question with SAID, as a model of the site's would."""
     if scope["type"] == "http":
@@ -110,15 +139,15 @@ async def _model(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def _running(application: Any) -> Iterator[str]:
-    """The address at which it is served."""
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error"))
+def _running(application: Any, uds: str | None = None) -> Iterator[str]:
+    """The address at which it is served; none at a socket's file."""
+    server = uvicorn.Server(uvicorn.Config(application, port=0, uds=uds, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             thread.join(0.05)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield "" if uds else f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

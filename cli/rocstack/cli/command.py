@@ -22,7 +22,7 @@ Json = Annotated[bool, Flag("Print JSON on standard output.")]
 Cluster = ClusterInventory
 Service = Annotated[
     str | None,
-    Flag("Container: worker, controller, db, registry or service; default: the worker, else the controller."),
+    Flag("Container: worker, controller, db, registry, service or tokens; default: the worker, else the controller."),
 ]
 Force = Annotated[bool, Flag("Proceed even if jobs run; they are cancelled.")]
 Yes = Annotated[bool, Flag("Don't ask for confirmation.")]

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rocstack.base.server_address import ServerUrl, no_token_in_the_clear
-from rocstack.base.words import FolderPath, Value
+from rocstack.base.words import FolderPath, PlainUrl, Value
+from rocstack.cluster.oidc import TOKENS, TOKENS_UID, ClusterOidc
 from rocstack.cluster.operation import Some
 from rocstack.container.mount import Mount
 
@@ -44,6 +45,15 @@ class ClusterService(Value):
     models: FolderPath | Literal[""] = ""  # models to train and to serve; default: models/ there
     limits: ClusterServiceLimits = ClusterServiceLimits()  # of each user
     servers: tuple[SiteServer, ...] = ()  # gateways that everybody may ask
+    oidc: ClusterOidc | None = None  # the site's issuer, where people sign in
+    otlp: PlainUrl | None = None  # a collector that gets traces by OTLP over HTTP, such as http://collector:4318
+
+
+def own_users(service: ClusterService | None) -> dict[str, int]:
+    """Those of its containers, with their uids."""
+    if service is None:
+        return {}
+    return {USER: SERVICE_UID} | ({TOKENS: TOKENS_UID} if service.oidc else {})
 
 
 def report_name(level: int) -> str:

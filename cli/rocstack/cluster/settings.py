@@ -30,7 +30,7 @@ from rocstack.base.words import (
 from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
-from rocstack.cluster.service import SERVICE_UID, ClusterService
+from rocstack.cluster.service import ClusterService
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.node import hostlist
 
@@ -302,8 +302,9 @@ class ClusterSettings(Value):
         ports = {*range(6817, 6821), self.ship.port, self.ship.port + 1, self.rest.port or 0}
         yield from services.problems(self.service, self.parsed_mounts, ports)
         for name, person in self.users.items():
-            if name == services.USER or SERVICE_UID in (person.uid, person.gid):
-                yield ("users", name), f"'{services.USER}' with {SERVICE_UID} is the user of cluster.service"
+            for own, uid in services.own_users(self.service).items():
+                if name == own or uid in (person.uid, person.gid):
+                    yield ("users", name), f"'{own}' with {uid} is the user of cluster.service"
 
     @property
     def parsed_mounts(self) -> tuple[Mount, ...]:

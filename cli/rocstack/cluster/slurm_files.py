@@ -65,6 +65,7 @@ def files(
     absent: Sequence[str] = (),
     groups: Mapping[str, Sequence[str]] | None = None,
     password: str,
+    pmix: bool = True,
     overlay: Path | None = None,
 ) -> Files:
     """
@@ -73,6 +74,7 @@ def files(
         absent: workers of which nothing is known yet: they may be named, and are left out.
         groups: the inventory's groups -> node names, for partitions and reservations.
         password: of the database.
+        pmix: whether the workers have it, by which srun starts ranks of MPI.
         overlay: the user's folder, whose slurm/*.j2 override blocks.
 
     Raises:
@@ -90,6 +92,7 @@ def files(
         "cgroups": cgroups,
         "seconds": for_templates(seconds),
         "jwt_key": JWT_KEY,
+        "pmix": pmix,
         "nodes": _nodes(workers),
         "virtual": virtual,
         "gres_types": sorted({gres.type for each in workers for gres in each.gres}),

@@ -9,6 +9,7 @@ from typing import Any
 from rocstack import nic
 from rocstack.base import __version__, paths
 from rocstack.base.errors import BadInput
+from rocstack.cluster.oidc import TOKENS_UID
 from rocstack.cluster.service import SERVICE_UID
 from rocstack.image import gateway_package, gfx_rules, node_package, own_package
 from rocstack.image.context import EPOCH, BuildContext, ContextFile, tree
@@ -195,6 +196,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "start": resolved.reading.start if resolved.reading else BaseStart(),
         "uids": UIDS,
         "service_uid": SERVICE_UID,
+        "tokens_uid": TOKENS_UID,
         "env": for_templates(lambda role: {"ROCSTACK_ROLE": resolved.called(role), **names}),
         "own_parts": own_parts,
         "prefix": prefix,

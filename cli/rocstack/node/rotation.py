@@ -17,7 +17,7 @@ from .engine import NodeError, Row, docker
 from .node_lock import STATE
 
 WORKER, CONTROLLER = "rocstack-worker", "rocstack-control"
-SERVICES = ("rocstack-db", "rocstack-registry", CONTROLLER, "rocstack-service")
+SERVICES = ("rocstack-db", "rocstack-registry", CONTROLLER, "rocstack-service", "rocstack-tokens")
 DBD = "/etc/rocstack/slurm/slurmdbd.conf"
 HEALTHY_S, PROVED_S = 300.0, 60.0  # seconds
 # munged starts again by itself, with the key that is there then.

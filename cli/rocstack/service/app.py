@@ -20,6 +20,7 @@ from rocstack.base.text import visible
 from rocstack.service import (
     failures,
     page_cluster,
+    page_sign_in,
     page_try,
     routes_cluster,
     routes_files,
@@ -31,7 +32,9 @@ from rocstack.service.body_limit import BodyLimit
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import AnswerLost
+from rocstack.service.tracing import Tracing
 
+QUIET, _NONE = ("/health", "/metrics"), Tracing()  # asked every few seconds
 log = logging.getLogger(__name__)
 ABOUT = """\
 Files, fine-tuning jobs and models as OpenAI's interface has them, so the stock `openai` client works; and jobs of any
@@ -71,7 +74,8 @@ def make(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit)
     _watch(app)
     _open(app)
-    for routes in (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster, page_cluster, page_try):
+    interface = (routes_files, routes_tuning, routes_jobs, routes_serving, routes_cluster)
+    for routes in (*interface, page_sign_in, page_cluster, page_try):
         app.include_router(routes.router)  # page_try's is that of the other pages
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]
     return app
@@ -158,14 +162,22 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 def _watch(app: FastAPI) -> None:
     numbers: Numbers = app.state.numbers
+    traces: Tracing = app.state.service.traces
 
     @app.middleware("http")
     async def measured(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         began = time.monotonic()
-        with numbers.open.track_inprogress():
+        quiet = request.url.path in QUIET
+        with numbers.open.track_inprogress(), (_NONE if quiet else traces).span("", "SERVER") as span:
             answer = await call(request)
-        route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
-        method = request.method if request.method in METHODS else "other"  # a stranger's may be of any length
+            route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
+            method = request.method if request.method in METHODS else "other"  # a stranger's may be of any length
+            span.name(f"{method} {route}")
+            span.tell(
+                {"http.request.method": method, "http.route": route, "http.response.status_code": answer.status_code}
+            )
+            if answer.status_code >= 500:
+                span.fail(str(answer.status_code))
         numbers.requests.labels(method, route, str(answer.status_code)).inc()
         numbers.seconds.labels(method, route).observe(time.monotonic() - began)
         answer.headers["X-Content-Type-Options"] = "nosniff"

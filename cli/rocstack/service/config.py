@@ -10,6 +10,7 @@ from rocstack.base import document
 from rocstack.base.errors import BadInput
 from rocstack.base.server_address import Address, ServerAddress
 from rocstack.base.words import AtKey, FolderPath, PlainUrl, SlurmName, User, Value
+from rocstack.cluster.oidc import SOCKET, Issuer
 from rocstack.cluster.service import REPORTS, ClusterServiceLimits, SiteServer
 
 MIB = 1 << 20
@@ -32,6 +33,11 @@ class ServiceSettings(ServerAddress):
     users: dict[User, ServicePerson] = {}
     limits: ClusterServiceLimits = ClusterServiceLimits()
     servers: tuple[SiteServer, ...] = ()
+    oidc: Issuer | None = None
+    oidc_secret: str | None = None  # files: the client's secret, and the CA of the issuer's certificate
+    oidc_ca: str | None = None
+    tokens: str = SOCKET  # of who makes Slurm tokens
+    otlp: PlainUrl | None = None  # a collector of traces
 
     @model_validator(mode="after")
     def _not_in_the_clear(self) -> Self:
@@ -40,13 +46,21 @@ class ServiceSettings(ServerAddress):
         return self
 
 
-def load(path: Path) -> ServiceSettings:
+def read(path: Path) -> ServiceSettings:
     """
     Raises:
         BadInput: it can't be read, has an unknown key or a wrong value.
     """
-    settings = document.read(path, code="no-service-settings").validate(ServiceSettings)
-    for file in (settings.certificate, settings.key, settings.database_password):
+    return document.read(path, code="no-service-settings").validate(ServiceSettings)
+
+
+def load(path: Path) -> ServiceSettings:
+    """
+    Raises:
+        BadInput: as `read`; a file that it names can't be read.
+    """
+    settings = read(path)
+    for file in (settings.certificate, settings.key, settings.database_password, settings.oidc_secret):
         if file is not None and not os.access(file, os.R_OK):
             raise BadInput.of("service-file-unreadable", path, file=file)
     return settings

@@ -18,6 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from rocstack.base.errors import BadInput
 from rocstack.service.failures import Away
+from rocstack.service.tracing import Tracing
 
 Found = TypeVar("Found")
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class Database:
     """Work is a function of a session: it runs in a thread and in one transaction, so it may run again."""
 
-    def __init__(self, url: str, password: str | None = None) -> None:
+    def __init__(self, url: str, password: str | None = None, traces: Tracing | None = None) -> None:
         """
         Raises:
             BadInput: the URL is none.
@@ -53,6 +54,7 @@ class Database:
         if lite:
             event.listen(self.engine, "connect", _one_writer)
         self._migrated, self._lock = False, threading.Lock()
+        self._traces = traces or Tracing()
 
     async def run(self, work: Callable[[Session], Found]) -> Found:
         """
@@ -63,6 +65,11 @@ class Database:
 
     def run_here(self, work: Callable[[Session], Found]) -> Found:
         """The same in this thread."""
+        with self._traces.span("database", "CLIENT") as span:
+            span.tell({"db.system.name": self.engine.name, "code.function.name": getattr(work, "__qualname__", "")})
+            return self._run(work)
+
+    def _run(self, work: Callable[[Session], Found]) -> Found:
         for left in reversed(range(AGAIN)):
             try:
                 self.migrate()

@@ -1,5 +1,6 @@
 """Who asks: the person whose own Slurm token comes with the request. The token's signature is Slurm's business: the
-service has no key, and asks slurmrestd, which slurmctld answers only to a token that it signed."""
+service has no key, and asks slurmrestd, which slurmctld answers only to a token that it signed. A token of the site's
+issuer is exchanged for one of Slurm first."""
 
 import base64
 import binascii
@@ -16,10 +17,15 @@ from rocstack.service.failures import NotAllowed, NotSignedIn
 
 REMEMBERED_S = 60.0  # that a verdict holds
 REFUSED_S = 10.0
-LONGEST = 4096  # characters of a token
+LONGEST, ISSUERS_LONGEST = 4096, 16_384  # characters of a token: Slurm's, the site's issuer's
 MOST = 10_000  # verdicts
 COOKIE = "rocstack_token"
 _FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+
+
+class Exchange(Protocol):
+    async def slurm_token(self, token: str, *, anew: bool = False) -> str:
+        """Slurm's of the person whose token of the issuer it is. Raises NotSignedIn, NotAllowed, Away."""
 
 
 class Judge(Protocol):
@@ -57,14 +63,8 @@ def claims(token: str) -> tuple[str, float]:
     Raises:
         NotSignedIn: it has no such form, or is over.
     """
-    if len(token) > LONGEST or not _FORM.fullmatch(token):
-        raise NotSignedIn.of("bad-token")
-    part = token.split(".")[1]
-    try:
-        found: Any = from_json(base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True))
-    except (ValueError, binascii.Error):
-        raise NotSignedIn.of("bad-token") from None
-    name, ends = (found.get("sun"), found.get("exp")) if isinstance(found, dict) else (None, None)
+    found = _body(token, LONGEST)
+    name, ends = found.get("sun"), found.get("exp")
     if not isinstance(name, str) or isinstance(ends, bool) or not isinstance(ends, int | float):
         raise NotSignedIn.of("bad-token")
     if ends <= time.time():
@@ -72,21 +72,56 @@ def claims(token: str) -> tuple[str, float]:
     return name, float(ends)
 
 
+def has_issuer(token: str) -> bool:
+    """Whether it is another issuer's than Slurm, whose tokens name none. Unproved: it chooses who is to prove it."""
+    try:
+        return "iss" in _body(token, ISSUERS_LONGEST)
+    except NotSignedIn:
+        return False
+
+
+def _body(token: str, longest: int) -> dict[str, Any]:
+    """
+    Raises:
+        NotSignedIn: it has no such form.
+    """
+    if len(token) > longest or not _FORM.fullmatch(token):
+        raise NotSignedIn.of("bad-token")
+    part = token.split(".")[1]
+    try:
+        found: Any = from_json(base64.b64decode(part + "=" * (-len(part) % 4), altchars=b"-_", validate=True))
+    except (ValueError, binascii.Error):
+        found = None
+    if not isinstance(found, dict):
+        raise NotSignedIn.of("bad-token")
+    return found
+
+
 class Doorkeeper:
     """Knows for a minute what Slurm said of a token."""
 
-    def __init__(self, judge: Judge, users: Mapping[str, ServicePerson]) -> None:
-        self._judge, self._users = judge, users
+    def __init__(self, judge: Judge, users: Mapping[str, ServicePerson], issuer: Exchange | None = None) -> None:
+        self._judge, self._users, self._issuer = judge, users, issuer
         self._until: dict[str, float] = {}  # by sha256 of the token: the time up to which it is good
         self._refused: dict[str, float] = {}  # and up to which nobody is asked again
 
     async def caller(self, token: str) -> Caller:
         """
         Raises:
-            NotSignedIn: Slurm doesn't take the token.
+            NotSignedIn: neither Slurm nor the site's issuer knows the token.
             NotAllowed: the name in it is none of the cluster's people.
-            Away: Slurm doesn't answer.
+            Away: Slurm doesn't answer, or the issuer.
         """
+        if self._issuer is None or not has_issuer(token):
+            return await self._of_slurm(token)
+        try:
+            return await self._of_slurm(await self._issuer.slurm_token(token))
+        except NotSignedIn as refused:
+            if refused.code != "token-refused":
+                raise
+        return await self._of_slurm(await self._issuer.slurm_token(token, anew=True))  # Slurm's key was rotated
+
+    async def _of_slurm(self, token: str) -> Caller:
         name, ends = claims(token)
         key, now = hashlib.sha256(token.encode()).hexdigest(), time.time()
         if self._refused.get(key, 0) > now:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import anyio.to_thread
 import jinja2
-from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
@@ -20,10 +20,10 @@ from rocstack.base.text import visible, visible_lines
 from rocstack.service import failures, progress
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
-from rocstack.service.identity import COOKIE, LONGEST, Caller
+from rocstack.service.identity import COOKIE, Caller
 from rocstack.service.jobs import TUNING, expected_start, why
 from rocstack.service.outcome import LIVE, PAUSED
-from rocstack.service.routes import Person, Serving, same_site
+from rocstack.service.routes import Person, Serving
 from rocstack.service.service import Service
 from rocstack.service.tables import JobRow
 from rocstack.verify.report.page import words
@@ -94,7 +94,8 @@ TEMPLATES.filters |= {
 
 def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:
     """A page, or with htmx the part of one that is named."""
-    known = {"cluster": request.app.state.service.settings.cluster, "user": "", "live": HTMX.exists()}
+    settings = request.app.state.service.settings
+    known = {"cluster": settings.cluster, "user": "", "live": HTMX.exists(), "issuer": settings.oidc is not None}
     return HTMLResponse(TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status)
 
 
@@ -131,50 +132,9 @@ def _to_login(request: Request, why: str) -> Response:
     return answer
 
 
-# In and out
-
-
 @router.get("/")
 async def start(caller: Person) -> Response:
     return RedirectResponse("/jobs", 303)
-
-
-@router.get("/login")
-async def login_page(request: Request) -> Response:
-    return draw(request, "login", message="")
-
-
-@router.post("/login")
-async def login(
-    request: Request, service: Serving, token: Annotated[str, Form(max_length=LONGEST * 2)] = ""
-) -> Response:
-    """
-    Raises:
-        NotSignedIn, NotAllowed, Away
-    """
-    _from_here(request)
-    token = "".join(token.split()).removeprefix("SLURM_JWT=")
-    await service.door.caller(token)
-    answer = RedirectResponse("/jobs", 303)
-    answer.set_cookie(COOKIE, token, httponly=True, secure=service.settings.tls, samesite="strict")
-    return answer
-
-
-@router.post("/logout")
-async def logout(request: Request) -> Response:
-    _from_here(request)
-    answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(COOKIE)
-    return answer
-
-
-def _from_here(request: Request) -> None:
-    """
-    Raises:
-        NotAllowed: another site's page sends it.
-    """
-    if not same_site(request):
-        raise NotAllowed.of("other-site")
 
 
 # Jobs

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio.to_thread
+import httpx
+
 from rocstack.base.errors import RocstackError
 from rocstack.service import jobs as jobs_
 from rocstack.service.config import ServiceSettings
@@ -14,13 +17,16 @@ from rocstack.service.database import Database
 from rocstack.service.files import StoredFiles
 from rocstack.service.handover import Handover
 from rocstack.service.identity import Doorkeeper
+from rocstack.service.issuer import IssuerClient
 from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
 from rocstack.service.reports import VerifyReports
 from rocstack.service.serving import ModelServers
+from rocstack.service.sign_in import SignIn
 from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
+from rocstack.service.tracing import Tracing, tracing
 from rocstack.service.tuning import Tuning
 from rocstack.service.uploads import Uploads
 
@@ -42,20 +48,26 @@ class Service:
     servers: ModelServers
     reports: VerifyReports
     door: Doorkeeper
+    sign_in: SignIn | None  # None: the site has no issuer
+    traces: Tracing
     stopping: asyncio.Event
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, settings: ServiceSettings, slurm: SlurmRest | None = None, overlay: Path | None = None) -> "Service":
+    def of(
+        cls, settings: ServiceSettings, slurm: SlurmRest | None = None, overlay: Path | None = None,
+        sign_in: SignIn | None = None,
+    ) -> "Service":  # fmt: skip
         """
         Raises:
-            BadInput: the database's URL is none.
+            BadInput: the database's URL is none, or the CA of the issuer can't be read.
         """
         password = None
         if settings.database_password:
             password = Path(settings.database_password).read_text(encoding="utf-8").strip()
-        database, storage = Database(settings.database, password), Storage(Path(settings.data))
-        slurm = slurm or SlurmRest(settings.slurmrestd)
+        traces = tracing(settings.otlp, settings.cluster)
+        database, storage = Database(settings.database, password, traces), Storage(Path(settings.data))
+        slurm = slurm or SlurmRest(settings.slurmrestd, traces=traces)
         files = StoredFiles(database, storage, settings.limits)
         models = Models(database, storage, Path(settings.models))
         rows = JobRows(database)
@@ -64,11 +76,12 @@ class Service:
         stopping = asyncio.Event()
         tuning = Tuning(settings, jobs, files, models, stopping)
         servers = ModelServers(settings, jobs, models, storage)
-        door = Doorkeeper(slurm, settings.users)
+        sign_in = sign_in or _sign_in(settings)
+        door = Doorkeeper(slurm, settings.users, sign_in)
         reports = VerifyReports(Path(settings.reports))
         return cls(
             settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, reports, door,
-            stopping,
+            sign_in, traces, stopping,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -85,7 +98,10 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         await self.slurm.close()
+        if self.sign_in:
+            await self.sign_in.close()
         self.database.close()
+        await anyio.to_thread.run_sync(self.traces.close)
 
     async def _again(self, every: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -96,3 +112,17 @@ class Service:
             except Exception:
                 log.exception("%s failed", getattr(work, "__name__", "task"))
             await asyncio.sleep(every)
+
+
+def _sign_in(settings: ServiceSettings) -> SignIn | None:
+    """
+    Raises:
+        BadInput: the CA of the issuer can't be read.
+    """
+    if settings.oidc is None:
+        return None
+    secret = settings.oidc_secret and Path(settings.oidc_secret).read_text(encoding="utf-8").strip()
+    tokens = httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=settings.tokens), base_url="http://tokens", timeout=15
+    )
+    return SignIn(IssuerClient(settings.oidc, settings.oidc_ca), tokens, secret or None)

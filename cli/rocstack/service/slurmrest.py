@@ -22,6 +22,7 @@ from rocstack.service.slurm_answers import (
     text,
     whole,
 )
+from rocstack.service.tracing import Tracing, place
 
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.41", "v0.0.40")  # data parsers: Slurm 24.11's, then its neighbours'
 PATIENCE_S = 8.0  # that something away is waited for
@@ -41,7 +42,10 @@ class AnswerLost(Exception):
 
 
 class SlurmRest:
-    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, transport: httpx.AsyncBaseTransport | None = None, traces: Tracing | None = None
+    ) -> None:
+        self._traces = traces or Tracing()
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
         self._http = httpx.AsyncClient(
@@ -197,7 +201,10 @@ class SlurmRest:
         self, method: str, path: str, token: str, body: dict[str, Any] | None, change: str | None
     ) -> httpx.Response:
         try:
-            return await self._http.request(method, path, json=body, headers={"X-SLURM-USER-TOKEN": token})
+            with self._traces.span(f"slurmrestd {method} {place(path)}", "CLIENT") as span:
+                answer = await self._http.request(method, path, json=body, headers={"X-SLURM-USER-TOKEN": token})
+                span.tell({"http.request.method": method, "http.response.status_code": answer.status_code})
+                return answer
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
             raise Away.of("slurm-away") from None
         except httpx.TransportError as error:

@@ -14,6 +14,7 @@ from rocstack.base import document, image_names, paths
 from rocstack.base.errors import BadInput, RocstackError, Where, did_you_mean, hinted
 from rocstack.base.image_names import registry_text
 from rocstack.base.levels import Level
+from rocstack.base.own_file import OwnFile
 from rocstack.base.text import distance, plain, shortened
 from rocstack.base.words import ImagePrefix, ImageRef, Line, Name, Tag, Url, Value
 from rocstack.cluster.settings import ClusterSettings
@@ -44,26 +45,18 @@ def _folder(text: str) -> str:
     return text
 
 
-def _file(text: str) -> str:
-    if text and not paths.there(text, Path.is_file):
-        raise ValueError(f"no file {shortened(text)}")
-    return text
-
-
 class TrustPolicy(Value):
     """What `deploy` asks of an image before any node gets it. Without keys it asks nothing. Locks are
     read, and the history of deploys, only as these keys signed them."""
 
-    keys: tuple[Annotated[str, AfterValidator(_file)], ...] = ()  # public keys (PEM); each is trusted
+    keys: tuple[OwnFile, ...] = ()  # public keys (PEM); each is trusted
     require: tuple[Literal["provenance", "sbom", "verify"], ...] = ("provenance", "sbom")  # attestations of these keys
     level: Level | None = None  # of the acceptance suite, by a signed report
     registry: Annotated[Line, AfterValidator(registry_text)] = ""  # where the signatures are; default: the setting push
     replaces: tuple[Line, ...] = ()  # fingerprints of the keys that the cluster trusted until now
-    operators: tuple[
-        Annotated[str, AfterValidator(_file)], ...
-    ] = ()  # public keys of the history's lines; default: keys
-    sign: Annotated[str, AfterValidator(_file)] = ""  # private key that signs this machine's lines of the history
-    password_file: Annotated[str, AfterValidator(_file)] = ""  # of that key
+    operators: tuple[OwnFile, ...] = ()  # public keys of the history's lines; default: keys
+    sign: OwnFile = ""  # private key that signs this machine's lines of the history
+    password_file: OwnFile = ""  # of that key
 
     @model_validator(mode="after")
     def _needs_keys(self) -> Self:
@@ -103,7 +96,7 @@ class Settings(Value):
         "", description="the distribution's mirror, instead of the client's default"
     )
     pip_index: Url | Literal[""] = Field("", description="wheel index, instead of pip's own configuration")
-    ca_bundle: Annotated[str, AfterValidator(_file)] = Field(
+    ca_bundle: OwnFile = Field(
         "",
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )

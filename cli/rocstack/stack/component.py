@@ -57,6 +57,7 @@ class Component(Value):
     about: Line
     roles: tuple[Role, ...] = ("worker",)
     needs: tuple[Name, ...] = ()
+    after: tuple[Name, ...] = ()  # what it is built with where the stack has it
     methods: dict[Method, Packages]
     exclude: tuple[Glob, ...] = ()
 

@@ -281,7 +281,8 @@ def _part(
     changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
     changed["builder_packages"] = _unique([*changed["builder_packages"], *choice.builder_packages])
-    return Part(name=name, about=head.about, roles=roles, needs=head.needs, choice=choice, packages=Packages(**changed))
+    needs = (*head.needs, *(other for other in head.after if other in stack.components))
+    return Part(name=name, about=head.about, roles=roles, needs=needs, choice=choice, packages=Packages(**changed))
 
 
 def _check_conditions(file: TemplateFile, nic: NicProfile, known: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from rocstack.cluster.settings import ClusterSettings
 from rocstack.serve.settings import PeopleOfService
 from rocstack.settings.settings import load
 
+OIDC = "service: {oidc: {issuer: 'https://i', client_id: x}}"
 SHARED = "cluster:\n  mounts: [/nfs:/shared, /models:/models:ro]\n  "
 
 
@@ -74,6 +75,13 @@ def test_its_folders_are_those_of_the_containers(tmp_path: Path) -> None:
         ("service: on\n  users:\n    al: {uid: 64033}", 5, "is the user of cluster.service"),
         ("service: {limits: {quota_mib: 0}}", 3, "must be at least 1, not 0"),
         ("service:\n    servers: [{model: x, url: 'http://10.0.0.1:1'}]", 4, "in the clear"),
+        ("service:\n    oidc: {issuer: 'https://i'}", 4, "client_id"),
+        ("service:\n    oidc:\n      issuer: http://i\n      client_id: x", 5, "in the clear"),
+        ("service:\n    oidc: {issuer: 'https://i', client_id: x, client_secret: geheim}", 4, "client_secret_file"),
+        ("service:\n    oidc: {issuer: 'https://i', client_id: x, hours: 25}", 4, "at most 24, not 25"),
+        ("service:\n    oidc: {issuer: 'https://i', client_id: x, ca_file: /none}", 4, "no file /none"),
+        (f"{OIDC}\n  users:\n    tokens: {{uid: 2000}}", 5, "is the user of cluster.service"),
+        (f"{OIDC}\n  users:\n    al: {{uid: 64034}}", 5, "is the user of cluster.service"),
         (
             "service:\n    servers:\n      - {model: x, url: 'https://h:1', ca: /etc/ca.pem}",
             5,

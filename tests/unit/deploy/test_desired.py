@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from rocstack.base.errors import BadInput
 from rocstack.cluster.cgroup import SECCOMP
+from rocstack.cluster.oidc import ClusterOidc
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec
-from rocstack.deploy.plan import plan, secrets, services
+from rocstack.deploy.plan import issuer_files, plan, secrets, services
 from rocstack.deploy.plan.desired import DesiredCluster
+from rocstack.deploy.plan.issuer_files import IssuerFiles
 from rocstack.deploy.read import facts
 from rocstack.deploy.read.facts import Gathered
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
@@ -391,3 +394,80 @@ def test_a_service_that_is_switched_off_goes() -> None:
     node = facts.of_dict("n1", {**recorded("n1"), "deploy": {**recorded("n1")["deploy"], "containers": [there]}})
     seen = replace(desired, facts=replace(desired.facts, nodes=(node, desired.facts.nodes[1])))
     assert seen.node_specs()["n1"].remove == (services.API,)
+
+
+def test_with_an_issuer_there_is_a_maker_of_tokens_and_it_alone_has_the_key() -> None:
+    issuer = {"issuer": "https://i", "client_id": "c"}
+    files = IssuerFiles(b"the-secret", b"the CA")
+    desired = dataclasses.replace(served({"n1": {}, "n2": {}}, service={"oidc": issuer}), issuer=files)
+    spec = desired.node_specs()["n1"]
+    own, api = container(desired, services.TOKENS), container(desired, services.API)
+    assert container(desired, services.TOKENS, "n2") is None
+    assert {"--cap-drop=ALL", "--security-opt=no-new-privileges", "--read-only", "--user=64034:64033"} <= {*own.args}
+    key = f"--volume={services.TOKENS_JWT}:/run/secrets/jwt.key:ro"
+    assert [each.name for each in spec.containers if any("jwt" in arg for arg in each.args)] == [
+        services.CONTROL, services.TOKENS,
+    ]  # fmt: skip
+    assert key in own.args
+    sockets = "--volume=rocstack-tokens-run:/run/rocstack-tokens"
+    assert (sockets in own.args, f"{sockets}:ro" in api.args) == (True, True)
+    written = {file.path: file for file in spec.files}
+    assert {*own.reads, *api.reads} <= {*written}
+    said = json.loads(written[services.SERVICE_SETTINGS].content)
+    assert said["oidc"] == {**issuer, "user_claim": "preferred_username", "hours": 8}
+    for path, user in ((services.TOKENS_JWT, 64034), (services.ISSUER_SECRET, 64033)):
+        assert (written[path].mode, written[path].uid) == (0o400, user)
+    assert (said["oidc_secret"], written[services.ISSUER_SECRET].content) == (services.ISSUER_SECRET, b"the-secret")
+    assert "the-secret" not in json.dumps([[each.args, each.reads] for each in spec.containers])
+    assert "oidc" not in json.dumps(list(map(str, served({"n1": {}}).node_specs()["n1"].containers)))
+    public = dataclasses.replace(desired, issuer=IssuerFiles())
+    assert services.ISSUER_SECRET not in {file.path for file in public.node_specs()["n1"].files}
+    assert "oidc_secret" not in json.loads(
+        next(f.content for f in public.node_specs()["n1"].files if f.path == services.SERVICE_SETTINGS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "code"),
+    [
+        ("s3cret\n", 0o600, ""), ("s3cret", 0o644, "open-client-secret"), ("two words", 0o600, "bad-client-secret"),
+        ("", 0o600, "bad-client-secret"), ("x" * 4097, 0o600, "bad-client-secret"),
+    ],
+)  # fmt: skip
+def test_the_secret_of_the_client(content: str, mode: int, code: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(content)
+    file.chmod(mode)
+    settings = ClusterOidc(issuer="https://i", client_id="c", client_secret_file=str(file))
+    if not code:
+        assert issuer_files.read(settings).secret == b"s3cret"
+        assert "s3cret" not in repr(issuer_files.read(settings))
+        return
+    with pytest.raises(BadInput) as refused:
+        issuer_files.read(settings)
+    assert refused.value.code == code
+    assert not content or content not in str(refused.value.to_dict())
+
+
+def test_the_ca_of_the_issuer(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("no PEM")
+    settings = ClusterOidc(issuer="https://i", client_id="c", ca_file=str(file))
+    with pytest.raises(BadInput) as refused:
+        issuer_files.read(settings)
+    assert refused.value.code == "bad-issuer-ca"
+    file.write_text(keys().registry_ca)
+    assert issuer_files.read(settings).ca == keys().registry_ca.encode()
+
+
+@pytest.mark.parametrize(
+    ("labels", "mpi"),
+    [
+        ({}, "pmix"), ({"component.slurm": "24.11.5", "component.pmix": "5.0.7"}, "pmix"),
+        ({"component.slurm": "24.11.5"}, "none"),
+    ],
+)  # fmt: skip
+def test_srun_starts_no_ranks_of_mpi_where_the_workers_have_no_pmix(labels: dict[str, str], mpi: str) -> None:
+    worker = replace(IMAGES["worker"], labels={LABEL_PREFIX + key: value for key, value in labels.items()})
+    desired = dataclasses.replace(wanted({"n1": {}, "n2": {}}), images={**IMAGES, "worker": worker})
+    assert f"\nMpiDefault={mpi}\n" in desired.slurm.texts["slurm.conf"]

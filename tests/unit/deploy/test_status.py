@@ -143,7 +143,7 @@ def test_services_and_containers_are_the_same() -> None:
     assert sorted(SERVICES.values()) == sorted(name for names in CONTAINERS.values() for name in names)
     made = (
         services.registry("i", 1), services.database("i", serves=True), services.controller("n", "i", (), None),
-        services.service("i", ()),
+        services.service("i", (), oidc=()), services.tokens("i", ca=False),
     )  # fmt: skip
     assert {each.name: each.service for each in made} == {
         name: service for service, name in SERVICES.items() if service != "worker"

@@ -111,7 +111,7 @@ def test_what_is_wrong_with_one(text: str, says: str, tmp_path: Path) -> None:
     if "layers" not in text and "components" in text:
         text += "    layers: [[system]]\n    disk_mb: 1\n"
     file = tmp_path / "mine.yml"
-    file.write_text(before + text + rest[rest.index("wheels:") :])
+    file.write_text(before + text + rest[rest.index("\nwheels:") :])
     with pytest.raises(BadInput) as refused:
         stack.load(str(file))
     assert says in refused.value.what

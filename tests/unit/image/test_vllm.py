@@ -8,7 +8,10 @@ from pathlib import Path
 
 from rocstack.base import paths
 from rocstack.image import gateway_package
+from rocstack.image.context import BuildContext
+from rocstack.settings.settings import Settings
 from rocstack.stack import stack
+from rocstack.steps.image_plan import join
 
 PLACE = "vllm/package/"
 
@@ -42,3 +45,14 @@ def test_scripts_find_vllm_alone() -> None:
         text = Path(paths.images() / "vllm" / name).read_text()
         assert "PYTHONPATH=/opt/vllm/lib" in text
         assert "PYTHONPATH:" not in text
+
+
+def test_a_worker_of_it_has_slurm_and_no_plugin_that_would_hang(default_context: BuildContext) -> None:
+    """Debian 13's Slurm beside a PMIx that it doesn't know; where a stack has PMIx, it comes before Slurm."""
+    own = join(Settings.model_validate({"stack": "vllm-cpu"}))
+    assert own.resolved.has("slurm")
+    assert not own.resolved.has("pmix")
+    rules = [each.files["rules/dpkg.rules"].data.decode() for each in (own.render(), default_context)]
+    assert ["path-exclude=/usr/lib/x86_64-linux-gnu/slurm-wlm/mpi_pmix*" in text for text in rules] == [True, False]
+    order = [part.name for part in join(Settings.model_validate({"stack": "rocm-7.2-debian"})).resolved.build_order()]
+    assert order.index("pmix") < order.index("slurm")

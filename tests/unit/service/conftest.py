@@ -64,10 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="setfacl is not installed (package acl)"))
 
 
-def serve(folder: Path, slurm: FakeSlurmrestd, **limits: int) -> Service:
+def serve(folder: Path, slurm: FakeSlurmrestd, chosen: ServiceSettings | None = None, **limits: int) -> Service:
     rest = SlurmRest("http://slurmrestd", slurm.transport)
     rest.patience = 0.0
-    service = Service.of(settings(folder, **limits), rest)
+    service = Service.of(chosen or settings(folder, **limits), rest)
     service.storage.check()
     return service
 

@@ -43,7 +43,7 @@ def installed() -> set[str]:
             continue
         found.add(name)
         left += [re.split(r"[^A-Za-z0-9._-]", need)[0] for need in needs if "extra ==" not in need]
-    assert {"fastapi", "starlette", "pydantic-core", "mako", "pyyaml"} <= found
+    assert {"fastapi", "starlette", "pydantic-core", "mako", "pyyaml", "cryptography"} <= found
     return found
 
 
@@ -64,7 +64,8 @@ def absent() -> set[str]:
 )
 def test_the_service_has_all_that_it_imports(program: str) -> None:
     gone = absent()
-    assert {"cryptography", "pytest"} <= gone
+    assert "pytest" in gone
+    gone |= {"authlib", "joserfc", "cryptography"}  # there, and only for a site with an issuer: they take a while
     done = subprocess.run(
         [sys.executable, "-c", ALONE.format(absent=gone) + program],
         env={**os.environ, "PYTHONPATH": str(ROOT / "cli")}, capture_output=True, text=True, check=False,

@@ -63,6 +63,7 @@ PART = """\
 ---
 about: a
 needs: [rocm]
+after: [pmix]
 methods:
   apt: {packages: [b], worker_packages: [c], control_packages: [d], builder_packages: [e], compiler_packages: [f]}
 roles: [worker, control]
@@ -83,7 +84,7 @@ def leaves(data: Any, loc: Path_ = ()) -> Iterator[Path_]:
     for key, value in items:
         if isinstance(value, str) and key != "method":
             yield (*loc, key)
-        elif key not in ("layers", "needs", "roles", "alternatives"):
+        elif key not in ("layers", "needs", "after", "roles", "alternatives"):
             yield from leaves(value, (*loc, key))
 
 
@@ -185,7 +186,7 @@ def test_the_fields_are_all_there() -> None:
     used = {*stack.Stack.model_fields, *stack.ComponentChoice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.NicProfile.model_fields, *component.Way.model_fields, *component.Component.model_fields}
     used |= {*component.Packages.model_fields, *stack.AptSuite.model_fields, *stack.SourceArchive.model_fields}
-    not_text = {"asked", "release", "dscp", "env", "plugin"}
+    not_text = {"asked", "release", "dscp", "env", "plugin", "after"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",

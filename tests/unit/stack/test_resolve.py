@@ -88,10 +88,10 @@ def test_providers_bring_their_packages_and_name_their_ways(default: Joined) -> 
             "component 'rccl' has no method 'source'; it has ",
         ),
         (
-            {"pmix": None},
+            {"munge": None},
             "components.slurm",
             "need-unmet",
-            "component 'slurm' needs 'pmix', which stack 'mine' does not have",
+            "component 'slurm' needs 'munge', which stack 'mine' does not have",
         ),
     ],
 )

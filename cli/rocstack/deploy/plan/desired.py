@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from rocstack.base.image_names import name_on_node
 from rocstack.cluster import cgroup, slurm_files
 from rocstack.cluster import service as service_settings
 from rocstack.cluster.cgroup import cgroup_flags
+from rocstack.cluster.oidc import TOKENS_UID
 from rocstack.cluster.service import SERVICE_UID, ClusterService
 from rocstack.cluster.settings import ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
@@ -22,6 +23,7 @@ from rocstack.container.run_line import RunProfile, run_line
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
+from rocstack.deploy.plan.issuer_files import IssuerFiles
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read.facts import SLURMRESTD, Gathered, NodeFacts, push_port
 from rocstack.deploy.read.inventory import Inventory, InventoryHost, RackRegistry
@@ -48,6 +50,7 @@ class DesiredCluster:
     gate: str = "refuse"
     overlay: Path | None = None
     trust: tuple[str, ...] = ()  # fingerprints of the keys of the trust policy
+    issuer: IssuerFiles = field(default_factory=IssuerFiles)  # where people sign in
 
     @property
     def control(self) -> NodeFacts:
@@ -111,6 +114,7 @@ class DesiredCluster:
             absent=self.absent,
             groups=self.inventory.worker_groups,
             password=self.keys.database_password,
+            pmix=bool(self.images["worker"].label("component.pmix")) or not self.images["worker"].slurm,
             overlay=self.overlay,
         )
 
@@ -203,7 +207,7 @@ class DesiredCluster:
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
             if self.cluster.service:
                 images.append(self.images["service"])
-                containers.append(services.service(self.images["service"].id, mounts))
+                containers += self._service_containers(self.cluster.service, mounts)
                 commands.append(self._data_folder())
                 state["images"]["service"] = self.images["service"].id
             machines = {name: asdict(each) for name, each in self.machines.items()}
@@ -272,6 +276,16 @@ class DesiredCluster:
         }
         if service.servers:  # an older service image refuses a key that it doesn't know
             said["servers"] = [each.model_dump() for each in service.servers]
+        said |= {"otlp": service.otlp} if service.otlp else {}
+        files: list[FileSpec] = []
+        if service.oidc:
+            secret, ca = self.issuer.secret, self.issuer.ca
+            said["oidc"] = service.oidc.known.model_dump()
+            said |= {"oidc_secret": services.ISSUER_SECRET} if secret else {}
+            said |= {"oidc_ca": services.ISSUER_CA} if ca else {}
+            files = [tokens_key(keys)]
+            files += [FileSpec(services.ISSUER_SECRET, secret, 0o400, SERVICE_UID, SERVICE_UID)] if secret else []
+            files += [FileSpec(services.ISSUER_CA, ca)] if ca else []
         key = tls.host_key(keys.registry_key, f"service {control.name}")
         names = {self.control_address, control.name, control.host}
         certificate = tls.certificate(keys.registry_ca, keys.registry_ca_key, key, names, self.now)
@@ -280,7 +294,16 @@ class DesiredCluster:
             FileSpec(pem, certificate.encode()),
             FileSpec(private, key.encode(), 0o400, SERVICE_UID, SERVICE_UID),
             service_database(keys),
+            *files,
         ]
+
+    def _service_containers(self, service: ClusterService, mounts: Sequence[Mount]) -> list[ContainerSpec]:
+        image = self.images["service"].id
+        if service.oidc is None:
+            return [services.service(image, mounts)]
+        ca = bool(self.issuer.ca)
+        read = [*([services.ISSUER_SECRET] if self.issuer.secret else []), *([services.ISSUER_CA] if ca else [])]
+        return [services.tokens(image, ca=ca), services.service(image, mounts, oidc=read)]
 
     def _data_folder(self) -> tuple[str, ...]:
         """Makes it before the service starts, which may not. A shared file system may refuse root: then its own
@@ -323,6 +346,11 @@ class DesiredCluster:
         cgroup = cgroup_flags(name, engine.cgroup, allowed, engine=engine.name, driver=engine.cgroup_driver)
         devices = " ".join(path for gres in self.machines[name].gres for path in hostlist.expand(gres.files))
         return services.worker(name, image.id, line.flags, self.control_address, cgroup, devices)
+
+
+def tokens_key(keys: Secrets) -> FileSpec:
+    """Slurm's JWT key, for who makes tokens."""
+    return FileSpec(services.TOKENS_JWT, keys.jwt_key, 0o400, TOKENS_UID, SERVICE_UID)
 
 
 def service_database(keys: Secrets) -> FileSpec:

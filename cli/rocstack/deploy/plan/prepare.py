@@ -22,7 +22,7 @@ from rocstack.container.run_line import RunProfile
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.nodes.node_spec import NodeSpec
 from rocstack.deploy.nodes.runs import DeployEvents
-from rocstack.deploy.plan import checks_cluster, checks_image, checks_node, plan, secrets
+from rocstack.deploy.plan import checks_cluster, checks_image, checks_node, issuer_files, plan, secrets
 from rocstack.deploy.plan.desired import SLURM_UID, DesiredCluster
 from rocstack.deploy.plan.plan import Plan
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope
@@ -143,10 +143,11 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     inventory, cluster, gate = request.inventory, request.cluster, request.gate
     path = secrets.beside(inventory.path)
     keys = secrets.read(path)
+    issuer = issuer_files.read(cluster.service.oidc if cluster.service else None)
     ship = cluster.ship
     own_ports = [ship.port, facts.push_port(ship.port), *([cluster.rest.port] if cluster.rest.port else [])]
     own_ports += [cluster.service.port] if cluster.service else []
-    uids = UIDS | ({service.USER: service.SERVICE_UID} if cluster.service else {})
+    uids = UIDS | service.own_users(cluster.service)
     gathered = facts.gather(
         inventory, on_event, uids=uids, own_ports=own_ports, overlay=request.overlay, forks=request.forks
     )
@@ -171,8 +172,9 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         keep = known.kept_ids(cluster.keep_images)
         now, trusted = datetime.now(UTC), trust.fingerprints if trust else ()
         desired = DesiredCluster(
-            inventory, cluster, request.run, keys, images, gathered, now, keep, gate, request.overlay, trusted
-        )
+            inventory, cluster, request.run, keys, images, gathered, now, keep, gate, request.overlay, trusted,
+            issuer,
+        )  # fmt: skip
     ids = {image.id for image in images.values()}
     scope = Scope(
         inventory,

@@ -1,9 +1,11 @@
 """The containers of a cluster: registry, database, controller and service of the control node, the worker of every
 node."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rocstack.cluster.cgroup import SECCOMP
+from rocstack.cluster.oidc import JWT_KEY as MAKERS_KEY
+from rocstack.cluster.oidc import SOCKETS, TOKENS_UID
 from rocstack.cluster.service import SERVICE_UID
 from rocstack.container import privileges
 from rocstack.container.mount import Mount
@@ -23,17 +25,21 @@ TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
 SERVICE = "/etc/rocstack/service"
 SERVICE_SETTINGS, SERVICE_DATABASE = f"{SERVICE}/service.json", f"{KEYS}/service-database"
 SERVICE_TLS = (f"{SERVICE}/server.pem", f"{SERVICE}/server.key")
+ISSUER_CA, ISSUER_SECRET = f"{SERVICE}/issuer-ca.pem", f"{SERVICE}/oidc-secret"
+TOKENS_JWT = f"{KEYS}/tokens-jwt.key"  # the JWT key once more, for its own user
 WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
-API = "rocstack-service"
-SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE, "service": API}
+API, TOKENS = "rocstack-service", "rocstack-tokens"
+SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE, "service": API, "tokens": TOKENS}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}
-CONTAINERS = {"control": (API, DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
+CONTAINERS = {"control": (TOKENS, API, DB, STORE, CONTROL), "worker": (WORKER,)}  # of a role
 TAKE_ACCOUNTS = (STORE, "rocstack-registry-accounts")  # the registry runs on meanwhile
-VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm")  # the cluster's data
+# The cluster's data, and sockets.
+VOLUMES = ("rocstack-registry", "rocstack-db", "rocstack-db-run", "rocstack-slurm", "rocstack-tokens-run")
 _PRIVILEGES = (*privileges.LEAST, *privileges.SERVICE)
 SERVICE_MEMORY = "4g"  # what strangers and people make it hold ends the service, and not Slurm's controller beside it
 _STOP = "--stop-timeout=60"  # seconds to write down what it knows
 _SOCKET = "--volume=rocstack-db-run:/run/mysqld"  # the database has no port
+_TOKENS = f"--volume=rocstack-tokens-run:{SOCKETS}"
 
 
 def registry(image: str, port: int) -> ContainerSpec:
@@ -68,8 +74,9 @@ def database(image: str, *, serves: bool = False) -> ContainerSpec:
     return ContainerSpec(DB, "db", image, args, reads=(DATABASE, *own), healthy_within=makes)
 
 
-def service(image: str, mounts: Iterable[Mount]) -> ContainerSpec:
-    """The HTTP interface. Not root, and without any capability: what it may read and write says its uid alone."""
+def service(image: str, mounts: Iterable[Mount], *, oidc: Sequence[str] | None = None) -> ContainerSpec:
+    """The HTTP interface. Not root, and without any capability: what it may read and write says its uid alone. `oidc`
+    are its files of the site's issuer, where there is one."""
     args = (
         *privileges.LEAST,
         f"--user={SERVICE_UID}:{SERVICE_UID}",
@@ -83,11 +90,34 @@ def service(image: str, mounts: Iterable[Mount]) -> ContainerSpec:
         f"{_SOCKET}:ro",
         f"--volume={SERVICE}:{SERVICE}:ro",
         f"--volume={SERVICE_DATABASE}:/run/secrets/service-database:ro",
+        *([f"{_TOKENS}:ro"] if oidc is not None else []),
         *(f"--volume={mount}" for mount in mounts),
     )
     converts = 300  # seconds: a newer one converts its tables first
-    reads = (SERVICE_SETTINGS, *SERVICE_TLS, SERVICE_DATABASE)
+    reads = (SERVICE_SETTINGS, *SERVICE_TLS, SERVICE_DATABASE, *(oidc or ()))
     return ContainerSpec(API, "service", image, args, reads=reads, healthy_within=converts)
+
+
+def tokens(image: str, *, ca: bool) -> ContainerSpec:
+    """Makes Slurm tokens for who shows one of the site's issuer. It has Slurm's JWT key, and no port; the service's
+    group alone reaches its socket. It asks the issuer for its keys."""
+    args = (
+        *privileges.LEAST,
+        f"--user={TOKENS_UID}:{SERVICE_UID}",
+        "--network=host",
+        "--read-only",
+        "--memory=256m",
+        "--memory-swap=256m",
+        "--tmpfs=/tmp:nosuid,nodev,noexec,size=16m,mode=1777",
+        "--entrypoint=/usr/local/bin/rocstack-tokens",
+        "--health-cmd=/usr/local/bin/rocstack-tokens --well",
+        _TOKENS,
+        f"--volume={SERVICE_SETTINGS}:{SERVICE_SETTINGS}:ro",
+        *([f"--volume={ISSUER_CA}:{ISSUER_CA}:ro"] if ca else []),
+        f"--volume={TOKENS_JWT}:{MAKERS_KEY}:ro",
+    )
+    reads = (SERVICE_SETTINGS, TOKENS_JWT, *([ISSUER_CA] if ca else []))
+    return ContainerSpec(TOKENS, "tokens", image, args, reads=reads)
 
 
 def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None) -> ContainerSpec:

@@ -54,8 +54,8 @@ class SlurmState:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """`own_registry`: whether the control node has one; `serves`: whether it has the service; `offers_gpus`: whether
-    Slurm is to count the GPUs that are seen."""
+    """`own_registry`: whether the control node has one; `serves`: whether it has the service, `signs_in`: and
+    an issuer; `offers_gpus`: whether Slurm is to count the GPUs that are seen."""
 
     inventory: Inventory
     gathered: Gathered
@@ -63,6 +63,7 @@ class ClusterState:
     journal: Journal = field(default_factory=Journal)
     own_registry: bool = True
     serves: bool = False
+    signs_in: bool = False
     offers_gpus: bool = True
 
     @property
@@ -81,7 +82,7 @@ class ClusterState:
     def containers(self, name: str) -> tuple[str, ...]:
         """Those that the node is to have."""
         names = (each for role in self.inventory.roles(name) for each in services.CONTAINERS[role])
-        there = {services.STORE: self.own_registry, services.API: self.serves}
+        there = {services.STORE: self.own_registry, services.API: self.serves, services.TOKENS: self.signs_in}
         return tuple(each for each in names if there.get(each, True))
 
 
@@ -120,6 +121,7 @@ def read_state(
         journal.loads(control.journal) if control else journal.Journal(),
         own_registry=not cluster.ship.registry,
         serves=cluster.service is not None,
+        signs_in=bool(cluster.service and cluster.service.oidc),
         offers_gpus=cluster.gres == "auto",
     )
 

@@ -86,6 +86,7 @@ def _of_image(state: ClusterState, facts: NodeFacts) -> Iterator[Problem]:
         services.WORKER: images.worker_id,
         services.CONTROL: images.control_id,
         services.API: images.service_id,
+        services.TOKENS: images.service_id,
     }
     for name, wanted in wanted_ids.items():
         container = facts.container(name)

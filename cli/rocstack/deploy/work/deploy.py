@@ -231,7 +231,7 @@ class _Work:
                 self.record.note([name], "started")
             else:
                 self.record.fail(name, run.reason)
-                self.works |= {name} if _failed(run) == {services.API} else set()
+                self.works |= {name} if _only_service(_failed(run)) else set()
 
     def _accounts(self) -> None:
         desired = self.prepared.desired
@@ -281,6 +281,11 @@ class _Work:
             answer = run.answer(task, ApplyAnswer)
             for container in answer.containers.values() if answer else ():
                 self.notes += [f"{name}: {note}" for note in container.notes]
+
+
+def _only_service(failed: set[str]) -> bool:
+    """Whether the cluster works all the same."""
+    return bool(failed) and failed <= {services.API, services.TOKENS}
 
 
 def _failed(run: NodeRun) -> set[str]:

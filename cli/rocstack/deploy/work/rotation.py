@@ -9,7 +9,7 @@ from rocstack.deploy.nodes.answers import SwapAnswer
 from rocstack.deploy.nodes.node_spec import FileSpec
 from rocstack.deploy.nodes.runs import NodeRun, NodeRuns
 from rocstack.deploy.plan import key_rotation, secrets, services
-from rocstack.deploy.plan.desired import registry_files, service_database
+from rocstack.deploy.plan.desired import registry_files, service_database, tokens_key
 from rocstack.deploy.plan.key_rotation import ROTATED
 from rocstack.deploy.plan.secrets import Secrets
 from rocstack.deploy.read import facts, journal
@@ -99,6 +99,8 @@ def orders(inventory: Inventory, gathered: Gathered, keys: Secrets) -> dict[str,
         files = [*(control if controls else []), *(registry_files(keys, host.name, inventory, racks) if serves else [])]
         if controls and node is not None and node.container(services.API) is not None:
             files.append(service_database(keys))
+        if controls and node is not None and node.container(services.TOKENS) is not None:
+            files.append(tokens_key(keys))
         rows[host.name] = {
             "munge": FileSpec(services.MUNGE_KEY, keys.munge_key, 0o400).to_dict(),
             "files": [file.to_dict() for file in files],

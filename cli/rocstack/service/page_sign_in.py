@@ -1,0 +1,109 @@
+"""The way in and out of the page: with a Slurm token, or at the site's issuer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request, Response
+from fastapi.responses import RedirectResponse
+
+from rocstack.service import sign_in
+from rocstack.service.failures import NotAllowed, NotThere
+from rocstack.service.identity import COOKIE, LONGEST
+from rocstack.service.page import PageRoute, draw
+from rocstack.service.routes import Serving, same_site
+from rocstack.service.service import Service
+from rocstack.service.sign_in import SignIn
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/login")
+async def login_page(request: Request) -> Response:
+    return draw(request, "login", message="")
+
+
+@router.post("/login")
+async def login(
+    request: Request, service: Serving, token: Annotated[str, Form(max_length=LONGEST * 2)] = ""
+) -> Response:
+    """
+    Raises:
+        NotSignedIn, NotAllowed, Away
+    """
+    _from_here(request)
+    token = "".join(token.split()).removeprefix("SLURM_JWT=")
+    await service.door.caller(token)
+    answer = RedirectResponse("/jobs", 303)
+    _keep(answer, service, token)
+    return answer
+
+
+@router.post("/logout")
+async def logout(request: Request) -> Response:
+    _from_here(request)
+    answer = RedirectResponse("/login", 303)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+def _from_here(request: Request) -> None:
+    """
+    Raises:
+        NotAllowed: another site's page sends it.
+    """
+    if not same_site(request):
+        raise NotAllowed.of("other-site")
+
+
+# At the issuer
+
+
+@router.get("/login/issuer")
+async def begin(request: Request, service: Serving) -> Response:
+    """
+    Raises:
+        NotThere: the site has none.
+        Away: it doesn't answer.
+    """
+    url, kept = await _issuer(service).begin(_back(request))
+    answer = RedirectResponse(url, 303)
+    # Lax: the browser comes back from another site.
+    answer.set_cookie(
+        sign_in.COOKIE, kept, max_age=sign_in.WAIT_S, path=sign_in.PATH,
+        httponly=True, secure=service.settings.tls, samesite="lax",
+    )  # fmt: skip
+    return answer
+
+
+@router.get("/login/back")
+async def end(request: Request, service: Serving) -> Response:
+    """
+    Raises:
+        NotThere: the site has none.
+        NotSignedIn, NotAllowed, Away: as `SignIn.end`.
+    """
+    kept = request.cookies.get(sign_in.COOKIE, "")
+    token, seconds = await _issuer(service).end(_back(request), kept, request.query_params)
+    # A page, and no redirect: a browser that comes from another site sends the strict cookie only after that.
+    answer = draw(request, "signed-in")
+    answer.delete_cookie(sign_in.COOKIE, path=sign_in.PATH)
+    _keep(answer, service, token, seconds)
+    return answer
+
+
+def _issuer(service: Service) -> SignIn:
+    """
+    Raises:
+        NotThere: the site has none.
+    """
+    if service.sign_in is None:
+        raise NotThere.of("no-sign-in")
+    return service.sign_in
+
+
+def _back(request: Request) -> str:
+    return str(request.url_for("end"))
+
+
+def _keep(answer: Response, service: Service, token: str, seconds: int | None = None) -> None:
+    secure = service.settings.tls
+    answer.set_cookie(COOKIE, token, max_age=seconds, httponly=True, secure=secure, samesite="strict")

@@ -1,0 +1,113 @@
+"""Replicas of a server as Slurm's jobs on two nodes, with vLLM itself: the workers' image is of the stack vllm-cpu, the
+control image of debian-13. One that is killed is passed over meanwhile, and started again."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tiny_adapters as tiny
+import yaml
+from deployed_cluster import INVENTORY, DeployedCluster
+from shared_folder import share
+from workspace import Built, Workspace
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+PORT = 8443
+ARGUMENTS = ("--enforce-eager", "--dtype=float32", "--max-model-len=256", "--kv-cache-memory-bytes=67108864")
+# Of the gateway, as whoever is root on the node.
+KILL = "docker exec rocstack-worker pkill --signal KILL --full 'python3 -m rocstack[.]serve'"
+
+
+@dataclass
+class ServedBySlurm:
+    cluster: DeployedCluster
+    shared: Path
+    client: httpx.Client  # alice's
+
+    def servers(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.client.get("/v1/servers").json()["data"]
+        return sorted(rows, key=lambda row: str(row["id"]))
+
+    def ask(self, model: str) -> httpx.Response:
+        message = {"role": "user", "content": "hello"}
+        body = {"model": model, "messages": [message], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def text(self, model: str) -> str:
+        answer = self.ask(model)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def until(true: Callable[[], bool], seconds: float, said: Callable[[], Any]) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, said()
+        time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def served(built: Built, vllm_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBySlurm]:
+    workspace = Workspace(tmp_path_factory.mktemp("vllm-slurm"), built.workspace.prefix, made=built.workspace.made)
+    shared = Path(tempfile.mkdtemp(prefix="rocstack-shared-"))
+    shared.chmod(0o755)
+    text = f"inventory: {INVENTORY}\ncluster:\n  mounts: [{shared}]\n  users: {{alice: {{uid: 2000}}}}\n"
+    text += f"  health: {{drain: false}}\n  service: {{port: {PORT}}}\n"
+    (workspace.folder / "rocstack.yml").write_text(text)
+    workspace.build("--role", "service", "--frozen")
+    cluster = DeployedCluster(workspace, None, "")  # type: ignore[arg-type]
+    try:
+        cluster.run("local", "up", "--nodes", "2")
+        share(shared, workspace.nodes().values())
+        tiny.llama(shared / "models/tiny")
+        control = workspace.reference("control")
+        cluster.run("deploy", "--image", vllm_image, "--control-image", control)
+        folder = workspace.folder / INVENTORY.parent
+        inventory = yaml.safe_load((workspace.folder / INVENTORY).read_text())
+        host = inventory["all"]["children"]["control"]["hosts"]["n1"]["ansible_host"]
+        ca = yaml.safe_load((folder / "rocstack-secrets.yml").read_text())["registry_ca"]
+        head = {"Authorization": f"Bearer {cluster.run('token', '--user', 'alice').out.strip()}"}
+        trust = ssl.create_default_context(cadata=ca)
+        with httpx.Client(base_url=f"https://{host}:{PORT}", verify=trust, headers=head, timeout=120) as client:
+            yield ServedBySlurm(cluster, shared, client)
+    finally:
+        workspace.run("local", "down")
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedBySlurm) -> None:
+    """vLLM's own answers, from one node and then from the other."""
+    line = ("serve", "tiny", "--replicas", "2", "--inventory", str(INVENTORY), "--user", "alice", "--json")
+    made = served.cluster.run(*line, "--", *ARGUMENTS).json
+    assert [each["model"] for each in made["servers"]] == ["tiny", "tiny"]
+
+    def logs() -> str:
+        texts = (
+            served.client.get(f"/v1/jobs/{row['id']}/log", params={"offset": -3000}).text for row in made["servers"]
+        )
+        return f"{served.servers()}\n" + "\n".join(texts)
+
+    until(lambda: [row["status"] for row in served.servers()] == ["ready", "ready"], 600, logs)
+    nodes = served.cluster.slurm("squeue --noheader --format=%N").split()
+    assert sorted(nodes) == ["n1", "n2"]
+    wanted = served.text("tiny")
+    assert len(wanted) == 12
+    assert {served.text("tiny") for _ in range(4)} == {wanted}
+    for node in nodes:  # whichever is asked first, the other one answers meanwhile
+        served.cluster.ssh(node, KILL)
+        assert {served.text("tiny") for _ in range(8)} == {wanted}, logs()
+        until(lambda: "starting" in [row["status"] for row in served.servers()], 60, logs)
+        until(lambda: [row["status"] for row in served.servers()] == ["ready", "ready"], 300, logs)
+    assert served.text("tiny") == wanted
+    for row in served.servers():
+        assert served.client.delete(f"/v1/servers/{row['id']}").json()["deleted"]
+    until(lambda: not served.cluster.slurm("squeue --noheader").split(), 90, logs)

@@ -9,6 +9,7 @@ import signal
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -130,6 +131,15 @@ def test_a_node_that_had_less_than_was_thought_gets_everything(archive: ImageArc
     (done,) = load(archive, [target], sleep=lambda seconds: None)
     assert (done.error, done.attempts) == (None, 2)
     assert (tmp_path / "n1/got").read_bytes() == b"".join(archive.stream())
+
+
+def test_a_failure_is_told_though_there_is_no_more_to_send(archive: ImageArchive, tmp_path: Path) -> None:
+    """All nodes had the lower layer, so it was never packed."""
+    part = replace(archive, blobs={DIFF_IDS[1]: archive.blobs[DIFF_IDS[1]]})
+    target = node(tmp_path, "n1", "cat >/dev/null; echo no space left on device >&2; exit 1")
+    target = LoadTarget("n1", target.shell, target.engine, frozenset({DIFF_IDS[0]}))
+    (done,) = load(part, [target], attempts=2, sleep=lambda seconds: None)
+    assert done.error == "exit 1: no space left on device"
 
 
 def test_an_engine_that_freezes_is_a_failure_of_its_node_alone(

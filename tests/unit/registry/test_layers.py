@@ -21,7 +21,7 @@ from saved_image import CONFIG, DIFF_IDS, LOWER, UPPER, compressed, engine, list
 
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.registry.docker_save import SavedImage
-from rocstack.registry.layers import BLOCK, GraphStore, UnreadableLayer, chain_ids, sha256
+from rocstack.registry.layers import BLOCK, GraphStore, UnreadableLayer, chain_ids, in_place, sha256
 from rocstack.registry.local_image import LocalImage
 
 SECRET = b"of this machine alone"
@@ -70,6 +70,15 @@ def find(root: Path) -> GraphStore:
     found = GraphStore.find(root, sha256(CONFIG))
     assert found
     return found
+
+
+def test_only_layers_on_the_same_ones_are_in_place() -> None:
+    """An update changed what lies below `c`, which the node has on `b`: its engine asks for it once more."""
+    there = [["a", "b", "c"], ["z"]]
+    assert in_place(["a", "b", "c", "d"], there) == {"a", "b", "c"}
+    assert in_place(["a", "x", "c"], there) == {"a"}
+    assert in_place(["a", "b", "a"], there) == {"b"}  # one of both places isn't known
+    assert in_place(["a"], []) == set()
 
 
 def test_chain_ids_are_those_of_the_specification() -> None:

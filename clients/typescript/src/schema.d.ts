@@ -1415,6 +1415,8 @@ export interface components {
             accumulate?: number | null;
             /** Batch */
             batch?: number | null;
+            /** Cp */
+            cp?: number | null;
             /** Dp */
             dp?: number | null;
             /** Ep */

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 OUTPUT = "/home/alice/maxtext"
 TINY = (
     "base_emb_dim=64", "base_num_query_heads=2", "base_num_kv_heads=2", "base_num_decoder_layers=2", "base_mlp_dim=128",
-    "head_dim=32", "vocab_size=256", "max_target_length=64", "per_device_batch_size=1", "enable_checkpointing=false",
-    "attention=dot_product", "ici_fsdp_parallelism=1", "dcn_data_parallelism=2",
+    "head_dim=32", "vocab_size=256", "max_target_length=64", "enable_checkpointing=false",
+    "attention=dot_product", "ici_fsdp_parallelism=1", "ici_data_parallelism=2",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def cluster(prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactor
 
 
 def test_a_tiny_model_learns_on_two_nodes(cluster: DeployedCluster) -> None:
-    parameters = (f"output={OUTPUT}", "model=default", "steps=4")
+    parameters = (f"output={OUTPUT}", "model=default", "steps=4", "batch=2")
     line = ["submit", "maxtext", "--nodes", "2", "--gpus-per-node", "0", "--follow"]
     line += [word for each in parameters for word in ("--set", each)]
     done = cluster.workspace.run(*line, "--", *TINY, timeout=1200)

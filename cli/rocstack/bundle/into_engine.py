@@ -67,8 +67,9 @@ def into_engine(
     needed = {
         blob.digest: blob.size * (each.image.size / max(1, each.image.compressed))
         for each in due
+        for in_place_there in [in_place(each.diff_ids, there)]
         for diff_id, blob in each.layers.items()
-        if diff_id not in in_place(each.diff_ids, there)
+        if diff_id not in in_place_there
     }
     blobs.require(needed, "this machine's engine")
     root, need = Path(str(info.get("DockerRootDir"))), sum(needed.values())

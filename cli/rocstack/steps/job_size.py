@@ -60,7 +60,7 @@ def by_size(recipe: Recipe, request: JobRequest, pool: Pool, read: FileReader) -
         sized = _sized(recipe.size, request, recipes.values(recipe, request.values), pool.gpu, gpus, read)
     except RocstackError as error:
         return SizedRequest(request, f"{count(recipe.job.nodes, 'node')}, as the recipe has it: {error.what}")
-    alone = sized.alone if request.gpus_per_node is None else None
+    alone = sized.alone if _free(request) else None
     if sized.nodes > pool.nodes:
         raise BadInput.of(
             "job-too-big", model=model, nodes=sized.nodes, gpus=gpus, gpu=sized.hardware.gpu, partition=pool.name,
@@ -88,8 +88,8 @@ def _sized(by: SizedBy, request: JobRequest, values: Mapping[str, Any], gpu: str
     Raises:
         BadInput, CheckFailed: what isn't known.
     """
-    given = next((word for word in request.arguments if _layout_word(by, word)), "")
-    if given := given or (values["config"] if by.maxtext else ""):
+    own = values.get("config") if by.maxtext else None  # a recipe of the site's may have none
+    if given := next((word for word in request.arguments if _layout_word(by, word)), "") or own:
         raise BadInput.of("layout-given", given=given)
     if not gpu:
         raise BadInput.of("gpus-unnamed")
@@ -99,12 +99,12 @@ def _sized(by: SizedBy, request: JobRequest, values: Mapping[str, Any], gpu: str
         sequence = min(sequence, shape.context)
     rank = values[by.rank] if by.rank else 0
     batch = values.get("batch")
-    asked = Asked(tp=1, pp=1, ep=1, batch=batch, accumulate=None if batch else 1)
+    asked = Asked(tp=1, cp=1, pp=1, ep=1, batch=batch, accumulate=None if batch else 1)
     node = hardware.find(gpu, gpus)
     found = sizing.answer(model, shape, node, asked, nodes=None, sequence=sequence, rank=rank)
     if not found.ok:
         raise BadInput.of("fits-nowhere", model=values[by.model])
-    if found.alone and request.gpus_per_node is None:  # the layout of so few
+    if found.alone and _free(request):  # the layout of so few
         few = hardware.find(gpu, found.alone)
         fewer = sizing.answer(model, shape, few, asked, nodes=1, sequence=sequence, rank=rank)
         return replace(fewer, alone=found.alone)
@@ -113,6 +113,11 @@ def _sized(by: SizedBy, request: JobRequest, values: Mapping[str, Any], gpu: str
         nodes += 1
         found = sizing.answer(model, shape, node, asked, nodes=nodes, sequence=sequence, rank=rank)
     return found
+
+
+def _free(request: JobRequest) -> bool:
+    """Whether a node's GPUs are ours to choose: more tasks than GPUs would share them."""
+    return request.gpus_per_node is None and request.tasks_per_node is None
 
 
 def _model(by: SizedBy, request: JobRequest, name: str, read: FileReader) -> tuple[Shape, Model]:

@@ -402,9 +402,9 @@ LOST = {
         "w2 stands among the variables of host w1",
     ),
     "of another name": (
-        GOOD.replace("w1: {ansible_host: 192.0.2.2}", "w1:\n      big: {ansible_host: 192.0.2.9}"),
+        GOOD.replace("w1: {ansible_host: 192.0.2.2}", "w1:\n      big-1: {ansible_host: 192.0.2.9}"),
         "inv.yml:8",
-        "big stands among the variables of host w1",
+        "big-1 stands among the variables of host w1",
     ),
     "a number for a name": (GOOD.replace("w1:", "1:"), "inv.yml:7", "the host's name 1 is read as a number"),
     "a truth for a name": (GOOD.replace("w2:", "on:"), "inv.yml:8", "the host's name on is read as true or false"),
@@ -428,6 +428,19 @@ def test_a_mark_before_yaml_and_variables_of_ones_own_are_fine(place: Path) -> N
     (place / "inv.yml").write_text(
         "\ufeff" + GOOD.replace("{ansible_host: 192.0.2.2}", "{w: , w9: x, rack: {height: 3}, '1': x}")
     )
+    inventory_text.refuse_lost(place / "inv.yml")
+
+
+@pytest.mark.parametrize(
+    "w1",
+    [
+        "{<<: &common {ansible_user: root}, ansible_host: 192.0.2.2}",
+        "{ansible_host: 192.0.2.2, bmc: {ansible_host: 192.0.2.9}}",
+    ],
+)
+def test_merged_and_nested_variables_are_fine(w1: str, place: Path) -> None:
+    more = "    <<: {w3: {ansible_host: 192.0.2.4}}\n"
+    (place / "inv.yml").write_text(GOOD.replace("{ansible_host: 192.0.2.2}", w1) + more)
     inventory_text.refuse_lost(place / "inv.yml")
 
 

@@ -54,6 +54,24 @@ def test_a_big_job_gets_nodes() -> None:
         assert caught.value.code == "job-too-big"
 
 
+@pytest.mark.parametrize("recipe", ["finetune", "trainer"])
+def test_no_sequence_is_shared_by_what_cannot(recipe: str) -> None:
+    """The trainer has no context parallelism, and MaxText isn't told of it."""
+    word = "seq_len" if recipe == "finetune" else None
+    values = {word: 131_072} if word else {}
+    found = choose(recipe, values=values, arguments=() if word else ("--data.seq_len=131072",))
+    assert "CP" not in found.why
+    long = choose("maxtext", values={"model": "llama3.1-70b"}, arguments=("max_target_length=65536",))
+    settings = dict(word.split("=") for word in long.request.arguments)
+    assert long.request.nodes == 4
+    assert (settings["ici_fsdp_parallelism"], settings["dcn_fsdp_parallelism"]) == ("8", "4")
+
+
+def test_tasks_that_were_asked_for_share_no_gpu() -> None:
+    found = choose("finetune", tasks_per_node=8)
+    assert (found.request.nodes, found.request.gpus_per_node, found.request.share) == (1, None, False)
+
+
 def test_maxtext_is_told_of_the_layout() -> None:
     found = choose("maxtext", values={"model": "llama3.1-405b"}, arguments=("max_target_length=8192", "lr=1"))
     assert found.request.nodes == 16

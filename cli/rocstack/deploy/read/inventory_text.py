@@ -24,6 +24,7 @@ _SECTION = re.compile(r"\s*\[([^:\]]+)(?::(\w+))?\]")
 _PAIR = re.compile(r"(?:^|\s)([^\s=\"']+)\s*=")
 _RANGE = re.compile(r"\[(\w+)([:-])(\w+)(?::\d+)?\]")
 # What YAML makes of a host's name without quotes.
+MERGE = "tag:yaml.org,2002:merge"  # <<: *others
 _KINDS = {"int": "a number", "float": "a number", "bool": "true or false", "null": "nothing", "timestamp": "a date"}
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -245,7 +246,7 @@ class _Yaml:
         for key, value in self._pairs(node):
             first = lines.setdefault(key.value, key.start_mark.line + 1)
             at = self._where(key)
-            if at.line != first and key.tag != "tag:yaml.org,2002:merge":
+            if at.line != first and key.tag != MERGE:
                 self.text._lost.append(BadInput.of("inventory-twice", at, key=key.value, first=first))
             self._twice(value)
 
@@ -261,6 +262,8 @@ class _Yaml:
                 self._variables(group, value)
             elif key.value == "hosts":
                 for host, variables in self._pairs(value):
+                    if host.tag == MERGE:
+                        continue
                     if host.tag != "tag:yaml.org,2002:str":
                         kind = _KINDS.get(host.tag.rpartition(":")[2], "something else")
                         error = BadInput.of("inventory-unquoted", self._where(host), name=host.value, kind=kind)
@@ -280,11 +283,14 @@ class _Yaml:
     def _hosts_inside(self, host: str, node: yaml.Node) -> None:
         """What is indented too far: to Ansible it is a variable, and the host is lost."""
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag == MERGE:
+                continue
             below = value.value if isinstance(value, yaml.MappingNode) else ()
             alike = "#" in _shape(host) and _shape(host) == _shape(str(key.value))
             as_host = isinstance(value, yaml.MappingNode) or value.tag == "tag:yaml.org,2002:null"
             of_host = any(str(each.value).startswith(("ansible_", "rocstack_")) for each, _ in below)
-            if (alike and as_host) or of_host:
+            # A variable may well have connections in it (of a BMC, say), but hardly a number in its name.
+            if (alike and as_host) or (of_host and "#" in _shape(str(key.value))):
                 error = BadInput.of("inventory-host-inside", self._where(key), name=key.value, host=host)
                 self.text._lost.append(error)
 

@@ -136,8 +136,7 @@ def choose(fits: Sequence[StackFit]) -> tuple[StackFit, str]:
         BadInput: several suit them equally.
     """
     # One on somebody's image is chosen by name: what that has is only known once it is read.
-    # So is one for a single program.
-    fits = [each for each in fits if not (each.stack.on_components or each.stack.for_one_program)]
+    fits = [each for each in fits if not each.stack.on_components]
     usable = sorted((each for each in fits if not each.lacks), key=lambda each: each.rank, reverse=True)
     if not usable:
         shown = "; ".join(f"{each.stack.name} has {' and '.join(each.lacks)}" for each in fits)

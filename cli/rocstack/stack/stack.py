@@ -260,8 +260,8 @@ class Stack(Value):
 
     @property
     def for_one_program(self) -> bool:
-        """Whether it trains nothing but what one program does."""
-        return self.framework == "maxtext"
+        """Whether it trains nothing but what one program does, or nothing at all."""
+        return self.framework == "maxtext" or self.framework not in self.components
 
     @property
     def framework_rocm(self) -> str | None:

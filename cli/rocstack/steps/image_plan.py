@@ -126,7 +126,7 @@ def _plan_further(role: str, lock: Path | None, chosen: Settings, note: Note) ->
 
 
 def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None = None) -> tuple[choice.StackFit, ...]:
-    """Every stack that can be deployed, as those with Slurm can, beside the nodes; none where their GPUs are not known.
+    """Every stack with Slurm that isn't for one program alone, beside the nodes; none where their GPUs are not known.
     With `gfx` each built for these targets.
 
     Raises:
@@ -134,8 +134,9 @@ def fits_of(nodes: Sequence[NodeProfile], folder: Path | None, gfx: str | None =
     """
     need = choice.NodesNeed.of(nodes)
     names = stack.names(folder) if need.targets else ()
-    stacks = [own for name in names if "slurm" in (own := stack.load(name, folder)).components]
-    return tuple(choice.fit(own, need, split_gfx(gfx)) for own in stacks)
+    stacks = [stack.load(name, folder) for name in names]
+    fit = [own for own in stacks if "slurm" in own.components and not own.for_one_program]
+    return tuple(choice.fit(own, need, split_gfx(gfx)) for own in fit)
 
 
 def gfx_for(chosen: Settings, nodes: Sequence[NodeProfile], note: Note) -> str | None:

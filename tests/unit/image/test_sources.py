@@ -126,7 +126,7 @@ def test_nothing_is_built_without_them(cli: Cli, tmp_path: Path) -> None:
     old = '  ucx: {method: apt, version: "1.18.1"}\n'
     assert old in text
     new = f'  ucx: {{method: source, version: "1", url: "https://example.org/ucx-1.tar.gz", sha256: {"ab" * 32}}}\n'
-    file.write_text(text.replace(old, new).partition("wheels:")[0] + "budget_mb: 1600\ndisk_mb: 5000\n")
+    file.write_text(text.replace(old, new).partition("\nwheels:")[0] + "\nbudget_mb: 1600\ndisk_mb: 5000\n")
     ran = cli("build", "--stack", str(file), "--sources", str(tmp_path), "--json")
     assert (ran.code, ran.json()["error"]["code"]) == (2, "no-source")
     assert "ab" * 32 in ran.json()["error"]["next"]

@@ -73,9 +73,9 @@ def test_one_on_somebodys_image_is_never_chosen_unasked() -> None:
     assert chosen(node(amdgpu="6.16.13"), stacks=(stack.load("rocm-pytorch"), R64, R72))[0] == R72.name
 
 
-def test_one_for_a_single_program_is_chosen_by_name() -> None:
-    debian, maxtext = stack.load("rocm-7.2-debian"), stack.load("maxtext-rocm-7.2")
-    assert chosen(node(os="debian-14", amdgpu="6.16.13"), stacks=(maxtext, debian))[0] == debian.name
+def test_one_for_a_single_program_is_known_by_its_framework() -> None:
+    maxtext, serves, debian = (stack.load(name) for name in ("maxtext-rocm-7.2", "vllm-cpu", "rocm-7.2-debian"))
+    assert [each.for_one_program for each in (maxtext, serves, debian)] == [True, True, False]
     assert choice.fit(maxtext, choice.NodesNeed.of([node(amdgpu="6.16.13")])).lacks == ()
     assert choice.framework(maxtext) == "MaxText 0.2.1"
 

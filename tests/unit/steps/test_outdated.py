@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     overlay = tmp_path / "overlay"
     (overlay / "stacks").mkdir(parents=True)
     text = (paths.images() / "stacks/debian-13.yml").read_text()
-    before, _, rest = text.partition("wheels:\n")
+    before, _, rest = text.partition("\nwheels:\n")
+    before = re.sub(r"\n *wheels: \{.*\}", "", before) + "\n"  # those of the service, which the index here hasn't
     wheels = 'wheels:\n  transformers: "5.23.0" # of the trainer\n  safetensors: "0.8.0"\n'
     made = World(overlay)
     made.stack.write_text(before + wheels + rest[rest.index("provided:") :])

@@ -77,7 +77,9 @@ class ControlPlane(Cluster):
         jwt = f"--volume={self.jwt}:/run/secrets/jwt.key:ro"
         server = f"--volume={self.folder / 'server'}:/etc/rocstack/registry:ro"
         rest = (f"--env=ROCSTACK_RESTD=127.0.0.1:{REST}", f"--env=ROCSTACK_REST_TLS=0.0.0.0:{HTTPS}")
-        return self.start("ctl", "control", *flags, jwt, server, *rest)
+        # Where libmariadb looks for the database if nobody says it, as in Debian 14.
+        elsewhere = "--env=MYSQL_UNIX_PORT=/run/mariadbd/mysqld.sock"
+        return self.start("ctl", "control", *flags, jwt, server, *rest, elsewhere)
 
     def worker(self) -> Node:
         users = f"--volume={self.folder / 'cluster'}:/run/rocstack/cluster:ro"

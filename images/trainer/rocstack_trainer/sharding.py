@@ -24,6 +24,7 @@ from rocstack_trainer.gradients.buckets import Gradients
 from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.models import fingerprint, lora, model, pretrained
+from rocstack_trainer.precision import require_bf16_between_ranks
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.slices import local, of
@@ -93,6 +94,8 @@ def slice_up(net: torch.nn.Module, rank: Rank, shard: int, bf16: bool, timeout_s
     sides = [range(start, start + shard) for start in range(0, rank.world, shard)]
     groups = [dist.new_group(side, timeout=timeout) for side in sides]
     mesh = DeviceMesh.from_group(groups[rank.rank // shard], rank.device.partition(":")[0])
+    if bf16:
+        require_bf16_between_ranks(dist.get_backend(), "train.precision=bf16 with parallel.shard")
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
     for block in blocks(net):  # the blocks first: what is left, the root has
         fully_shard(block, mesh=mesh, mp_policy=precision)

@@ -31,12 +31,26 @@ from rocstack_trainer import settings
 from rocstack_trainer.config import Config
 from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.precision import require_bf16_between_ranks
 from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
 from rocstack_trainer.ranks.store import serve
 from rocstack_trainer.train import train
 
 NO_FSDP = not hasattr(fsdp, "FSDPModule") or not hasattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms")
+
+
+def _gloo_sends_bf16() -> bool:
+    """Asked in a process of its own: gloo starts threads."""
+    if pid := os.fork():
+        return os.waitpid(pid, 0)[1] == 0
+    with suppress(BaseException):
+        require_bf16_between_ranks("gloo", "")
+        os._exit(0)
+    os._exit(1)
+
+
+needs_bf16 = pytest.mark.skipif(not _gloo_sends_bf16(), reason="gloo of this PyTorch can't send bfloat16")
 needs_fsdp = pytest.mark.skipif(NO_FSDP, reason="this PyTorch has no FSDP2 with our hook")
 PACKAGE = Path(launch.__file__).parents[2]
 SMALL = (

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import grouped, lines, needs_fsdp, ranks, relative, run, small, state, trained
+from conftest import grouped, lines, needs_bf16, needs_fsdp, ranks, relative, run, small, state, trained
 from safetensors.torch import load_file
 
-from rocstack_trainer import sharding, slices
+from rocstack_trainer import precision, sharding, slices
 from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import CheckpointError, ConfigError, MissingError
@@ -71,7 +71,7 @@ TIED = ("model.tie_word_embeddings=false", "model.tie_word_embeddings=true")
         (4, 2, EXACT, 1e-6),
         (4, 2, (*EXACT, "train.micro_batch=1"), 1e-6),
         (4, 4, (*EXACT, "train.micro_batch=1"), 1e-6),
-        (4, 2, ("parallel.compress=bf16",), 0.006),
+        pytest.param(4, 2, ("parallel.compress=bf16",), 0.006, marks=needs_bf16),
         (4, 2, ("parallel.compress=int8", "train.micro_batch=1"), 0.03),
     ],
 )
@@ -84,6 +84,18 @@ def test_slices_have_the_gradient_of_one_rank(
     assert tolerance <= 1e-6 or relative(found[0], one_rank[tied]) > 1e-4, "nothing was compressed"
 
 
+def test_gloo_without_bfloat16_is_said_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        def __init__(self, *_: Any) -> None: ...
+        def allreduce(self, _: Any) -> Any:
+            raise RuntimeError("Invalid scalar type")
+
+    monkeypatch.setattr(precision.dist, "ProcessGroupGloo", Old)
+    with pytest.raises(MissingError, match="send bfloat16 between ranks, which parallel"):
+        precision.require_bf16_between_ranks("gloo", "parallel.compress=bf16")
+    precision.require_bf16_between_ranks("nccl", "parallel.compress=bf16")
+
+
 def losses(folder: Path, name: str, world: int, *more: str) -> list[float]:
     metrics = folder / f"{name}.jsonl"
     trained(world, small("train.steps=6", *ODD, *more, f"output.metrics={metrics}"))
@@ -91,7 +103,9 @@ def losses(folder: Path, name: str, world: int, *more: str) -> list[float]:
 
 
 @needs_fsdp
-@pytest.mark.parametrize("more", [(), ("train.recompute=layers",), ("train.precision=bf16",)])
+@pytest.mark.parametrize(
+    "more", [(), ("train.recompute=layers",), pytest.param(("train.precision=bf16",), marks=needs_bf16)]
+)
 def test_a_sharded_run_learns_what_a_whole_one_learns(tmp_path: Path, more: tuple[str, ...]) -> None:
     whole = losses(tmp_path, "whole", 2, *more)
     sharded = losses(tmp_path, "sharded", 4, "parallel.shard=2", *more)

@@ -14,6 +14,7 @@ import torch
 from rocstack_trainer.gradients.compress import CODECS, Codec
 from rocstack_trainer.gradients.team import Team, divide, everybody
 from rocstack_trainer.gradients.topology import Plan
+from rocstack_trainer.precision import require_bf16_between_ranks
 from rocstack_trainer.rank import Rank
 
 
@@ -42,6 +43,7 @@ class Bf16(Collective):
     """The backend's own sum of bfloat16 copies: half the bytes, and nothing makes up for what rounding loses."""
 
     def __init__(self, team: Team) -> None:
+        require_bf16_between_ranks(team.backend, "parallel.compress=bf16")
         self.inner = Flat(team)
 
     def __call__(self, flat: torch.Tensor) -> None:

@@ -114,8 +114,8 @@ class Models:
         await anyio.to_thread.run_sync(remove, self.adapter(caller, row))
 
     def take(self, caller: Caller, job: JobRow, base: str, suffix: str | None, quota: int, used: int) -> ModelRow:
-        """The adapter that a job wrote, checked and copied to where its owner can't change it any more. It may have what
-        is left of `quota`, of which she has `used` bytes; holes in its files count as well. In a thread.
+        """The adapter that a job wrote, checked and copied to where its owner can't change it any more. It may have
+        what is left of `quota`, of which she has `used` bytes; holes in its files count as well. In a thread.
 
         Raises:
             RequestRefused, TooBig: it isn't whole, or isn't an adapter as peft's.

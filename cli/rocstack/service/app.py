@@ -32,7 +32,7 @@ from rocstack.service.body_limit import BodyLimit
 from rocstack.service.failures import to_body
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import AnswerLost
-from rocstack.service.tracing import Tracing
+from rocstack.service.tracing import Span, Tracing
 
 QUIET, _NONE = ("/health", "/metrics"), Tracing()  # asked every few seconds
 log = logging.getLogger(__name__)
@@ -164,22 +164,27 @@ def _watch(app: FastAPI) -> None:
     numbers: Numbers = app.state.numbers
     traces: Tracing = app.state.service.traces
 
+    def tell(request: Request, span: Span, status: int, began: float) -> None:
+        route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
+        method = request.method if request.method in METHODS else "other"  # a stranger's may be of any length
+        span.name(f"{method} {route}")
+        span.tell({"http.request.method": method, "http.route": route, "http.response.status_code": status})
+        numbers.requests.labels(method, route, str(status)).inc()
+        numbers.seconds.labels(method, route).observe(time.monotonic() - began)
+
     @app.middleware("http")
     async def measured(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         began = time.monotonic()
         quiet = request.url.path in QUIET
         with numbers.open.track_inprogress(), (_NONE if quiet else traces).span("", "SERVER") as span:
-            answer = await call(request)
-            route = getattr(request.scope.get("route"), "path", "none")  # never the path itself: it is without bounds
-            method = request.method if request.method in METHODS else "other"  # a stranger's may be of any length
-            span.name(f"{method} {route}")
-            span.tell(
-                {"http.request.method": method, "http.route": route, "http.response.status_code": answer.status_code}
-            )
+            try:
+                answer = await call(request)
+            except Exception:  # `unexpected` answers it
+                tell(request, span, 500, began)
+                raise
+            tell(request, span, answer.status_code, began)
             if answer.status_code >= 500:
                 span.fail(str(answer.status_code))
-        numbers.requests.labels(method, route, str(answer.status_code)).inc()
-        numbers.seconds.labels(method, route).observe(time.monotonic() - began)
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers.setdefault("Cache-Control", "no-store")
         return answer

@@ -5,6 +5,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class IssuerClient:
         key = await self._key(header)
         try:
             jws.deserialize_compact(token, key, algorithms=list(ALGORITHMS[key.key_type]))
-        except (JoseError, ValueError):
+        except (JoseError, ValueError, TypeError):  # TypeError: a header of another form than it expects
             raise NotSignedIn.of("oidc-refused", why="the issuer didn't sign it") from None
         return self._judged(claims, nonce)
 
@@ -173,8 +174,8 @@ class IssuerClient:
             raise
         found: dict[str, Any] = {}
         for row in rows[:MOST_KEYS]:
-            public = isinstance(row, dict) and row.get("kty") in ALGORITHMS and row.get("use") in (None, "sig")
-            if public:
+            public = isinstance(row, dict) and row.get("use") in (None, "sig")
+            if public and isinstance(kind := row.get("kty"), str) and kind in ALGORITHMS:
                 try:
                     found[str(row.get("kid") or f"#{len(found)}")] = import_key(row)
                 except (JoseError, ValueError, TypeError, KeyError):
@@ -198,9 +199,12 @@ class IssuerClient:
         return said
 
     def _address(self, name: str, url: object) -> str:
-        parts = urlsplit(url) if isinstance(url, str) and len(url) < 2000 and url.isascii() else None
-        if parts and (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)):
-            return str(url)
+        if isinstance(url, str) and len(url) < 2000 and url.isascii():
+            with suppress(ValueError, httpx.InvalidURL):
+                parts, _ = urlsplit(url), httpx.URL(url)  # as authlib and httpx will read it
+                trusted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+                if trusted and parts.port != 0:
+                    return url
         raise self._away(f"its {name} is no https address")
 
     def _away(self, why: str) -> Away:

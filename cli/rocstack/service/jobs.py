@@ -196,10 +196,10 @@ class Jobs:
             made = None
             if row.kind == TUNING and change.fields.get("status") == "succeeded":
                 used = await self.rows.database.run(lambda session: used_by(session, caller.name))
-                room = max(0, self.limits.quota_mib * MIB - used)
+                quota = self.limits.quota_mib * MIB
                 try:
                     made = await anyio.to_thread.run_sync(
-                        self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix"), room
+                        self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix"), quota, used
                     )
                     change.fields["result"] = made.id
                     change.say.append(("info", f"the adapter is a model now: {made.id}"))

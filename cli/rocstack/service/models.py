@@ -113,9 +113,9 @@ class Models:
         await self.database.run(work)
         await anyio.to_thread.run_sync(remove, self.adapter(caller, row))
 
-    def take(self, caller: Caller, job: JobRow, base: str, suffix: str | None, room: int) -> ModelRow:
+    def take(self, caller: Caller, job: JobRow, base: str, suffix: str | None, quota: int, used: int) -> ModelRow:
         """The adapter that a job wrote, checked and copied to where its owner can't change it any more. It may have
-        `room` bytes, holes in its files counted as well. In a thread.
+        what is left of `quota`, of which she has `used` bytes; holes in its files count as well. In a thread.
 
         Raises:
             RequestRefused, TooBig: it isn't whole, or isn't an adapter as peft's.
@@ -124,8 +124,8 @@ class Models:
         folder = new_id("adapter")
         to = self.storage.adapters(caller) / folder
         to.mkdir()
+        size, room = 0, max(0, quota - used)
         try:
-            size = 0
             for name in (CONFIG, WEIGHTS):
                 size += self.storage.copied(caller, (*source, name), to / name, min(MOST, room - size))
             rank = check(to)
@@ -133,6 +133,14 @@ class Models:
             remove(to)
             why = f"{error.filename or error.args[-1]}: {error.strerror or 'it is missing, or no file of its owner'}"
             raise RequestRefused.of("adapter-not-whole", why=why) from None
+        except TooBig as error:
+            remove(to)
+            if error.code == "adapter-too-big" and room - size < MOST:
+                there, mib = self.storage.root.joinpath(caller.name, *source), 1 << 20
+                raise TooBig.of(
+                    "adapter-over-quota", quota=quota // mib, left=room // mib, folder=there, job=job.id
+                ) from None
+            raise
         except BaseException:
             remove(to)
             raise

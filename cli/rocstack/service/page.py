@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible, visible_lines
-from rocstack.service import failures, progress
+from rocstack.service import failures, progress, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
 from rocstack.service.identity import COOKIE, Caller
@@ -128,7 +128,8 @@ def _to_login(request: Request, why: str) -> Response:
     if request.headers.get("hx-request"):  # a part of a page: htmx goes there with the whole
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     answer = draw(request, "login", 401, message=why)
-    answer.delete_cookie(COOKIE)
+    if not request.url.path.startswith(f"{sign_in.PATH}/"):  # a sign-in that failed says nothing of the session
+        answer.delete_cookie(COOKIE)
     return answer
 
 

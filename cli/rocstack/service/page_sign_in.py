@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse
 
 from rocstack.service import sign_in
 from rocstack.service.failures import NotAllowed, NotThere
-from rocstack.service.identity import COOKIE, LONGEST
+from rocstack.service.identity import COOKIE, ISSUERS_LONGEST
 from rocstack.service.page import PageRoute, draw
 from rocstack.service.routes import Serving, same_site
 from rocstack.service.service import Service
@@ -23,7 +23,7 @@ async def login_page(request: Request) -> Response:
 
 @router.post("/login")
 async def login(
-    request: Request, service: Serving, token: Annotated[str, Form(max_length=LONGEST * 2)] = ""
+    request: Request, service: Serving, token: Annotated[str, Form(max_length=ISSUERS_LONGEST * 2)] = ""
 ) -> Response:
     """
     Raises:
@@ -31,9 +31,9 @@ async def login(
     """
     _from_here(request)
     token = "".join(token.split()).removeprefix("SLURM_JWT=")
-    await service.door.caller(token)
+    caller = await service.door.caller(token)
     answer = RedirectResponse("/jobs", 303)
-    _keep(answer, service, token)
+    _keep(answer, service, caller.token)  # Slurm's: browsers drop a cookie as long as an issuer's may be
     return answer
 
 

@@ -4,8 +4,10 @@ in a cookie of the browser that began. For the interface: the issuer's own token
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +18,8 @@ from rocstack.service.failures import Away, NotAllowed, NotSignedIn, ServiceErro
 from rocstack.service.issuer import IssuerClient
 
 WAIT_S = 600  # that a person takes at the issuer
-MOST = 10_000  # tokens that are remembered
+MOST = 10_000  # tokens that are remembered, and used states
+_STATE = re.compile(r"[A-Za-z0-9_-]{43}")  # as `begin` makes it
 KINDS: Mapping[int, type[ServiceError]] = {each.status: each for each in (NotSignedIn, NotAllowed, Away)}
 COOKIE, PATH = "rocstack_sign_in", "/login"
 
@@ -27,7 +30,7 @@ class SignIn:
     def __init__(self, issuer: IssuerClient, tokens: httpx.AsyncClient, secret: str | None = None) -> None:
         self._issuer, self._tokens, self._secret = issuer, tokens, secret
         self._known: dict[str, tuple[str, float]] = {}  # sha256 of the issuer's token: Slurm's, and when it ends
-        self._used: dict[str, float] = {}  # states, and until when somebody might come with one again
+        self._used: OrderedDict[str, float] = OrderedDict()  # states, and until when one might come again; oldest first
 
     async def close(self) -> None:
         await self._issuer.close()
@@ -63,9 +66,11 @@ class SignIn:
         """
         state, nonce, verifier = kept.split(".") if kept.count(".") == 2 else ("", "", "")
         now = time.time()
-        self._used = {each: until for each, until in self._used.items() if until > now}
-        if not state or not hmac.compare_digest(state.encode(), said.get("state", "").encode()) or state in self._used:
+        same = hmac.compare_digest(state.encode(), said.get("state", "").encode())
+        if not same or not _STATE.fullmatch(state) or self._used.get(state, 0) > now:
             raise NotSignedIn.of("sign-in-lost")
+        while len(self._used) >= MOST:  # whoever makes up both can only push out: the issuer takes a code once anyway
+            self._used.popitem(last=False)
         self._used[state] = now + WAIT_S
         if error := said.get("error"):
             why = visible(f"{error}: {said.get('error_description', '')}".rstrip(": "))[:200]

@@ -451,11 +451,13 @@ def test_the_secret_of_the_client(content: str, mode: int, code: str, tmp_path: 
 
 def test_the_ca_of_the_issuer(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
-    file.write_text("no PEM")
+    file.write_text("")
     settings = ClusterOidc(issuer="https://i", client_id="c", ca_file=str(file))
-    with pytest.raises(BadInput) as refused:
-        issuer_files.read(settings)
-    assert refused.value.code == "bad-issuer-ca"
+    for content in ("no PEM", "", "\n"):
+        file.write_text(content)
+        with pytest.raises(BadInput) as refused:
+            issuer_files.read(settings)
+        assert refused.value.code == "bad-issuer-ca"
     file.write_text(keys().registry_ca)
     assert issuer_files.read(settings).ca == keys().registry_ca.encode()
 

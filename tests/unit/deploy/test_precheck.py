@@ -18,6 +18,7 @@ import yaml
 
 from rocstack.base import finding_texts
 from rocstack.base.findings import Finding
+from rocstack.cluster.service import ClusterService
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan import prepare
 from rocstack.deploy.plan.prepare import PreparedDeploy
@@ -130,6 +131,8 @@ def scope_of(data: dict[str, Any]) -> Scope:
         "worker": image("worker", given.get("worker"), data.get("labels", {})),
         "control": image("control", None, data.get("control_labels", {})),
     }
+    if service := data.get("service"):
+        wanted["service"] = image("service", None, service["labels"])
     layers = (given.get("worker") or {}).get("bytes", {}) if isinstance(given.get("worker"), dict) else {}
     return Scope(
         Inventory(Path("inv.yml"), hosts[0], tuple(hosts), warnings=tuple(data.get("warnings", ()))),
@@ -142,6 +145,7 @@ def scope_of(data: dict[str, Any]) -> Scope:
         layer_bytes=layers,
         ports=data.get("ports", {}),
         registries=tuple(data.get("registries", ())),
+        service=ClusterService.model_validate(data["service"]["settings"]) if "service" in data else None,
         rehearsal=data.get("rehearsal", False),
         require=data.get("require"),
         insist=data.get("insist", True),

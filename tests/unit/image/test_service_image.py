@@ -11,6 +11,7 @@ from cli_run import Cli
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster.service import SERVICE_UID
+from rocstack.deploy.plan import checks_image
 from rocstack.image.context import BuildContext
 from rocstack.settings.settings import Settings
 from rocstack.stack import lock, stack
@@ -49,6 +50,12 @@ def test_it_has_nothing_of_the_others(context: BuildContext) -> None:
     assert re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE)[-1] == "service"
     assert "slurmctld" not in dockerfile
     assert "nic-" not in dockerfile
+
+
+def test_it_says_what_a_deploy_asks_of_it(context: BuildContext) -> None:
+    """And by no label that a container of ours is known by: whatever runs from the image has the image's, too."""
+    facts = re.findall(r"^fact (.*)$", context.files["smoke/service/01-service.sh"].data.decode(), re.MULTILINE)
+    assert facts == [f"interface {checks_image.INTERFACE}"]
 
 
 def test_it_is_not_root_and_has_the_package_as_its_last_large_layer(context: BuildContext) -> None:

@@ -192,6 +192,18 @@ async def test_numbers_for_prometheus_have_no_names_of_people_or_files(site: Sit
     assert "secret" not in said
 
 
+async def test_a_request_that_fails_is_counted(site: Site) -> None:
+    @site.application.get("/fails/{what}")
+    async def fails(what: str) -> None:
+        raise LookupError(what)
+
+    answer = await site.of("alice").get("/fails/secret")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "service-failed")
+    said = (await site.client.get("/metrics")).text
+    assert 'rocstack_requests_total{method="GET",route="/fails/{what}",status="500"} 1.0' in said
+    assert 'rocstack_request_seconds_count{method="GET",route="/fails/{what}"} 1.0' in said
+
+
 async def test_a_strangers_methods_are_counted_as_one(site: Site) -> None:
     for number in range(3):
         await site.client.request(f"STRANGE{number}" * 100, "/health")

@@ -331,8 +331,12 @@ async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault:
     slurm.set(100, "COMPLETED")
     row = (await alice.get(f"/v1/fine_tuning/jobs/{key}")).json()
     assert (row["status"], row["fine_tuned_model"]) == ("failed", None)
-    code = {"rank": "adapter-rank", "over quota": "adapter-too-big"}.get(fault, "adapter-not-whole")
+    code = {"rank": "adapter-rank", "over quota": "adapter-over-quota"}.get(fault, "adapter-not-whole")
     assert row["error"]["code"] == code
+    if fault == "over quota":
+        assert "quota of 2 MiB" in row["error"]["message"]
+        assert str(place) in row["error"]["message"]
+        assert (place / "adapter_model.safetensors").exists()
     assert [each["id"] for each in (await alice.get("/v1/models")).json()["data"]] == ["org/tiny"]
     assert os.listdir(site.data / "alice" / "adapters") == []
 

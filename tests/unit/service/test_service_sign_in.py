@@ -164,6 +164,41 @@ async def test_a_sign_in_that_is_not_this_browsers_or_was_used(site: SignInSite)
     assert (again.status_code, "has been used" in again.text) == (401, True)
 
 
+async def test_states_that_are_made_up_fill_nothing(site: SignInSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cookie and state both come from whoever asks."""
+    monkeypatch.setattr(sign_in, "MOST", 3)
+    used = site.client._transport.app.state.service.sign_in._used  # type: ignore[attr-defined]
+    site.client.cookies.clear()
+    for state in ("x", "x" * 42, "x" * 44, "ä" * 43, *(f"{number:043}" for number in range(5))):
+        head = {"Cookie": f"{sign_in.COOKIE}={state}.n.v".encode("latin-1")}
+        answer = await site.client.get("/login/back", params={"state": state, "error": "no"}, headers=head)
+        assert answer.status_code == 401
+        assert ("you were not signed in" in answer.text) == (state.isdigit()), state
+    assert [int(state) for state in used] == [2, 3, 4]
+    assert (await browse(site)).status_code == 200
+
+
+async def test_a_link_to_the_way_back_signs_nobody_out(site: SignInSite) -> None:
+    await browse(site)
+    kept = site.client.cookies[COOKIE]
+    for query in ("state=x", f"state={'x' * 43}&error=no"):
+        assert (await site.client.get(f"/login/back?{query}")).status_code == 401
+        assert site.client.cookies[COOKIE] == kept
+    site.provider.user = ""
+    assert "access_denied" in (await browse(site)).text
+    assert site.client.cookies[COOKIE] == kept
+
+
+async def test_an_issuers_token_in_the_page_becomes_slurms(site: SignInSite) -> None:
+    """Browsers drop a cookie of more than 4096 bytes."""
+    shown = site.provider.token(groups=["g" * 12] * 500)
+    head = {"Origin": "http://test"}
+    done = await site.client.post("/login", data={"token": f"{shown[:80]}\n{shown[80:]}"}, headers=head)
+    assert (done.status_code, len(shown) > 8192) == (303, True)
+    claims = jwt.decode(site.client.cookies[COOKIE], OctKey.import_key(KEY), algorithms=["HS256"]).claims
+    assert claims["sun"] == "alice"
+
+
 async def test_another_code_in_ones_own_sign_in(site: SignInSite) -> None:
     """Somebody else's code, with the verifier and the nonce of this browser."""
     others = parse_qs(urlsplit((await browse(site, back=False)).headers["location"]).query)["code"][0]
@@ -251,6 +286,8 @@ async def test_attacks(site: SignInSite) -> None:
         provider.token({"kid": "two"}): "a key that the issuer doesn't name",
         provider.token({"kid": "x" * 300}): "the issuer didn't sign it",
         with_header(provider.token(), alg="RS256", kid="one", x="y"): "the issuer didn't sign it",
+        with_header(provider.token(), alg="RS256", kid="one", crit=5): "the issuer didn't sign it",
+        with_header(provider.token(), alg="RS256", kid="one", crit=["b64"], b64=5): "the issuer didn't sign it",
         provider.token()[:-4] + "AAAA": "the issuer didn't sign it",
         provider.token({"jku": "https://evil/keys", "jwk": mine.as_dict(private=False)}, mine): "didn't sign it",
         provider.token(nonce="n", x="y" * 13000): "this is no token of Slurm",
@@ -310,6 +347,9 @@ async def test_an_issuer_that_is_away_is_said_and_slurms_tokens_go_on(site: Sign
         ({"jwks_uri": "http://10.0.0.1/keys"}, "its jwks_uri is no https address"),
         ({"jwks_uri": "file:///etc/passwd"}, "its jwks_uri is no https address"),
         ({"token_endpoint": None}, "its token_endpoint is no https address"),
+        ({"token_endpoint": "https://["}, "its token_endpoint is no https address"),
+        ({"token_endpoint": "https://i:x/"}, "its token_endpoint is no https address"),
+        ({"jwks_uri": "https://i:99999999/"}, "its jwks_uri is no https address"),
         ([], "nothing that can be read"),
         (b"<html>", "nothing that can be read"),
         (b"x" * (issuer.MOST + 1), "its answer is too long"),
@@ -324,6 +364,19 @@ async def test_an_issuer_that_says_what_cant_be_used(document: Any, why: str, an
     with pytest.raises(issuer.Away) as refused:
         await asked.addresses()
     assert why in refused.value.what
+
+
+async def test_a_key_of_no_form_is_none(keys: OidcProvider, anyio_backend: str) -> None:
+    odd: list[Any] = [{"kty": ["RSA"]}, {"kty": "RSA", "n": 5}, {"kty": "EC", "kid": {}}, 5]
+    about = {
+        "issuer": "https://i",
+        **dict.fromkeys(("authorization_endpoint", "token_endpoint", "jwks_uri"), "https://i"),
+    }
+    said = {**about, "keys": [*odd, keys.key.as_dict(private=False)]}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=said))
+    asked = IssuerClient(Issuer(issuer="https://i", client_id=CLIENT), transport=transport)
+    assert (await asked.whose(OidcProvider("https://i", key=keys.key, other=keys.other).token())).name == "alice"
+    await asked.close()
 
 
 async def test_no_token_and_no_secret_is_logged(site: SignInSite, caplog: pytest.LogCaptureFixture) -> None:

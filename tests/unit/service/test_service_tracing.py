@@ -81,7 +81,13 @@ async def asked(folder: Path, slurm: FakeSlurmrestd, url: str) -> list[httpx.Res
     rest.patience = 0.0
     service = Service.of(settings(folder).model_copy(update={"otlp": url}), rest)
     service.storage.check()
-    transport = httpx.ASGITransport(app=app.make(service), raise_app_exceptions=False)
+    application = app.make(service)
+
+    @application.get("/fails/{what}")
+    async def fails(what: str) -> None:
+        raise LookupError(what)
+
+    transport = httpx.ASGITransport(app=application, raise_app_exceptions=False)
     head = {"Authorization": f"Bearer {token('alice')}", "traceparent": f"00-{'a' * 32}-{'b' * 16}-00"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=head) as client:
         file = {"file": ("secret-name.jsonl", lines(CHAT))}
@@ -92,6 +98,7 @@ async def asked(folder: Path, slurm: FakeSlurmrestd, url: str) -> list[httpx.Res
         slurm.down = True
         answers.append(await client.get("/v1/nodes?secret=1"))
         slurm.down = False
+        answers.append(await client.get("/fails/secret"))
     await service.stop()
     traces.close()
     return answers
@@ -100,11 +107,16 @@ async def asked(folder: Path, slurm: FakeSlurmrestd, url: str) -> list[httpx.Res
 async def test_requests_and_what_they_ask_for_are_traced(tmp_path: Path, slurm: FakeSlurmrestd) -> None:
     with collecting() as collector:
         answers = await asked(tmp_path, slurm, collector.url)
-        assert [each.status_code for each in answers] == [200, 200, 404, 200, 503]
+        assert [each.status_code for each in answers] == [200, 200, 404, 200, 503, 500]
         spans = {span.span_id: span for span in collector.spans}
     assert collector.paths == {"/v1/traces"}
     roots = {span.name: span for span in spans.values() if not span.parent_span_id}
-    assert set(roots) == {"POST /v1/files", "POST /v1/jobs", "GET /v1/files/{file_id}", "GET /v1/nodes"}
+    assert set(roots) == {
+        "POST /v1/files", "POST /v1/jobs", "GET /v1/files/{file_id}", "GET /v1/nodes", "GET /fails/{what}",
+    }  # fmt: skip
+    fails = values(roots["GET /fails/{what}"])
+    assert (fails["http.route"], fails["http.response.status_code"]) == ("/fails/{what}", 500)
+    assert (roots["GET /fails/{what}"].status.code, fails["error.type"]) == (2, "LookupError")
     below = {span.name for span in spans.values() if spans.get(span.parent_span_id) is roots["POST /v1/jobs"]}
     assert {"database", "slurmrestd POST /slurm/vID.ID.ID/job/submit"} <= below
     assert values(roots["GET /v1/files/{file_id}"])["http.response.status_code"] == 404
@@ -133,7 +145,7 @@ async def test_a_collector_that_is_away_costs_a_line(
         url = gone.url
     with caplog.at_level(logging.WARNING):
         answers = await asked(tmp_path, slurm, url)
-    assert [each.status_code for each in answers] == [200, 200, 404, 200, 503]
+    assert [each.status_code for each in answers] == [200, 200, 404, 200, 503, 500]
     named = ("rocstack.service.tracing", "opentelemetry")
     said = [each.getMessage() for each in caplog.records if each.name.startswith(named)]
     assert said == [f"the collector {url} takes no traces: they are dropped until it does"] * 2, "one for each tracing"

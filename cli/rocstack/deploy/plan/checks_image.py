@@ -15,6 +15,7 @@ from rocstack.node.gate import FRAMEWORKS, UNFIT, UNKNOWN, judge
 from rocstack.stack import gpus, rules
 
 IN_TREE = "in-tree"
+INTERFACE = "sign-in"  # what is new in a service image: templates/components/service.j2
 REGISTRY = "accounts"  # how a control image's registry knows who pulls: templates/components/registry.j2
 
 
@@ -117,6 +118,15 @@ def registry_older(scope: Scope) -> Iterator[Values]:
     image = scope.images["control"]
     if scope.registries and image.label("registry") != REGISTRY:
         yield {"image": image.name, "nodes": listed(scope.registries)}
+
+
+@cluster_rule
+def service_older(scope: Scope) -> Iterator[Values]:
+    """A service doesn't start with a setting that it doesn't know."""
+    image, new = scope.images.get("service"), ("oidc", "otlp")
+    asked = [name for name in new if getattr(scope.service, name, None)]
+    if image and asked and image.label("interface") != INTERFACE:
+        yield {"image": image.name, "settings": ", ".join(f"`{name}`" for name in asked)}
 
 
 @cluster_rule

@@ -37,7 +37,7 @@ def read(oidc: ClusterOidc | None) -> IssuerFiles:
         path = Path(oidc.ca_file).expanduser()
         ca = _content(path)
         try:
-            ssl.create_default_context(cadata=ca.decode("ascii"))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca.decode("ascii"))
         except (ssl.SSLError, ValueError):
             raise BadInput.of("bad-issuer-ca", path) from None
     return IssuerFiles(secret, ca)

@@ -187,6 +187,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         layer_bytes=request.layer_bytes,
         ports=desired.ports if desired else {},
         registries=tuple(desired.registries) if desired else (),
+        service=cluster.service,
         rehearsal=request.rehearsal,
         require=_required(request),
         insist=request.require is not None or not ids <= known.kept_ids(),

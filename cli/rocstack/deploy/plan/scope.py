@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rocstack.base.finding_texts import registering
+from rocstack.cluster.service import ClusterService
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.read.facts import Gathered, NodeFacts
 from rocstack.deploy.read.inventory import Inventory
@@ -24,6 +25,7 @@ class Scope:
     layer_bytes: diff id -> uncompressed bytes, as far as they are known.
     ports: node -> ports that it needs beside those of its roles, and what for.
     registries: nodes that run a registry from the control image.
+    service: its settings, where the cluster has one.
     rehearsal: whether real nodes may get a rehearsal image.
     require: level of the acceptance suite that the images must have passed; `insist`: whatever runs already.
     proved: what is known to be proved of them.
@@ -43,6 +45,7 @@ class Scope:
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     ports: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     registries: tuple[str, ...] = ()
+    service: ClusterService | None = None
     rehearsal: bool = False
     require: int | None = None
     insist: bool = True

@@ -48,7 +48,7 @@ def scale(
                 say(f"job {point.job}: {_rate(point.speed)} {found.unit}")
     except Interrupted:
         if job:
-            say(f"job {job} is cancelled")
+            say(f"job {job} is being cancelled")
         if found is None:
             raise
         code = 130

@@ -32,6 +32,10 @@ class ScalePoint:
     tflops: float | None
     bubble: float = 0.0
 
+    def alike(self, other: ScalePoint) -> bool:
+        """Whether both have their speed in the same unit."""
+        return (self.tokens is None) == (other.tokens is None)
+
     @property
     def speed(self) -> float:
         """Of all ranks: tokens a second, or where nobody says them, TFLOPS."""

@@ -63,6 +63,8 @@ def scale(
         bubble = scaling.bubble(values, ranks, batch)
         try:
             point, names = _run(control, recipe, request, overlay, on_job, (ranks, batch, bubble))
+            if found.points and not point.alike(found.points[0]):
+                raise CheckFailed.of("said-no-figures", job=point.job, recipe=recipe.name)
         except RocstackError as error:
             if not found.points:
                 raise

@@ -97,6 +97,12 @@ def test_a_job_that_fails_is_the_last(cluster: ScriptedControl, says: str, why: 
         list(scale("trainer", OPTIONS))
 
 
+def test_speeds_of_different_units_are_not_compared(cluster: ScriptedControl) -> None:
+    cluster.says["2"] = "0: done: step 3, 100 TFLOPS a GPU\n"
+    found = list(scale("trainer", OPTIONS))[-1]
+    assert (len(found.points), "said nothing of its speed" in found.stopped) == (1, True)
+
+
 class Stopped(BaseException):
     """As Ctrl-C is."""
 

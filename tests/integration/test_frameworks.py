@@ -113,26 +113,14 @@ def test_slurm_starts_mpich_and_what_is_linked_with_its_pmi2(cluster: FrameworkC
 
 
 def test_scaling_is_a_rehearsal_here_and_stops_with_what_it_has(cluster: FrameworkCluster) -> None:
-    words = (
-        "scale",
-        "trainer",
-        "--nodes",
-        "1,2",
-        "--weak",
-        "--set",
-        "batch=8",
-        "--set",
-        "steps=4",
-        "--gpus-per-node",
-        "0",
-    )
-    found = cluster.deployed.json(*words, "--tasks-per-node", "2")
+    words = ("scale", "trainer", "--nodes", "1,2", "--weak", "--gpus-per-node", "0", "--set", "batch=8")
+    found = cluster.deployed.json(*words, "--set", "steps=4", "--tasks-per-node", "2")
     assert [(each["nodes"], each["ranks"], each["batch"]) for each in found["points"]] == [(1, 2, 8), (2, 4, 16)]
     assert all(each["tokens_per_s"] > 0 for each in found["points"])
     assert (found["cluster"], found["hosts"], found["virtual"]) == (False, 1, ["mi300x-thor2"])
     assert "<svg" in (cluster.deployed.workspace.folder / found["picture"]).read_text()
     jobs = cluster.deployed.json("jobs")["jobs"]
-    process = cluster.deployed.workspace.start(*words[:-4], "--set", "steps=100000", "--gpus-per-node", "0")
+    process = cluster.deployed.workspace.start(*words, "--set", "steps=100000")
     assert process.stderr is not None
     job = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("job "))
     until(lambda: cluster.deployed.json("job", "show", job)["state"] == "RUNNING", 60)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import shutil
 import ssl
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import httpx
 import pytest
 import tiny_adapters as tiny
 import yaml
-from deployed_cluster import INVENTORY, DeployedCluster
+from deployed_cluster import INVENTORY, DeployedCluster, until
 from shared_folder import share
 from workspace import Built, Workspace
 
@@ -46,13 +45,6 @@ class ServedBySlurm:
         answer = self.ask(model)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["message"]["content"])
-
-
-def until(true: Callable[[], bool], seconds: float, said: Callable[[], Any]) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, said()
-        time.sleep(1)
 
 
 @pytest.fixture(scope="module")

@@ -64,12 +64,12 @@ def into_engine(
         _refuse_older(client, bundle, images, names, tag)
     due = [each for each in images if engine.find_image(client, _engine_id(each, old_store)) is None]
     there = _layers(client) if old_store and due else []
+    have = {each.image.called: in_place(each.diff_ids, there) for each in due}
     needed = {
         blob.digest: blob.size * (each.image.size / max(1, each.image.compressed))
         for each in due
-        for in_place_there in [in_place(each.diff_ids, there)]
         for diff_id, blob in each.layers.items()
-        if diff_id not in in_place_there
+        if diff_id not in have[each.image.called]
     }
     blobs.require(needed, "this machine's engine")
     root, need = Path(str(info.get("DockerRootDir"))), sum(needed.values())

@@ -70,16 +70,8 @@ def _show(found: Scaled) -> None:
     out.print()
     stages = any(found.bubble(each) is not None for each in found.points)
     heads = [
-        "NODES",
-        "RANKS",
-        "BATCH",
-        "TOKENS/S",
-        "OF A RANK",
-        "TFLOPS OF A RANK",
-        "EFFICIENCY",
-        "IDEAL",
-        "BUBBLE LINE",
-    ]
+        "NODES", "RANKS", "BATCH", "TOKENS/S", "OF A RANK", "TFLOPS OF A RANK", "EFFICIENCY", "IDEAL", "BUBBLE LINE",
+    ]  # fmt: skip
     rows = []
     for each in found.points:
         line = found.bubble(each)

@@ -18,6 +18,7 @@ from rocstack.base.server_address import LOOPBACK
 from rocstack.base.text import from_json, visible
 from rocstack.cluster.oidc import Issuer
 from rocstack.service.failures import Away, NotSignedIn
+from rocstack.service.identity import ISSUERS_LONGEST
 
 # Of public keys alone: with HS256 the issuer's public key would do as a secret, and `none` needs no key.
 ALGORITHMS = {
@@ -27,7 +28,6 @@ ALGORITHMS = {
 }
 KEYS_S, AGAIN_S, AWAY_S = 3600.0, 60.0, 5.0  # that keys hold; between two fetches; after one that failed
 LEEWAY_S = 30  # between the clocks
-LONGEST = 16_384  # characters of a token
 MOST, MOST_KEYS = 1 << 20, 100  # bytes of an answer, keys in it
 TIMEOUT_S = 5.0
 WELL_KNOWN = "/.well-known/openid-configuration"
@@ -219,7 +219,7 @@ def parts(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     from joserfc.util import urlsafe_b64decode
 
-    pieces = token.split(".") if len(token) <= LONGEST and token.isascii() else []
+    pieces = token.split(".") if len(token) <= ISSUERS_LONGEST and token.isascii() else []
     try:
         found = [from_json(urlsafe_b64decode(piece.encode())) for piece in pieces[:2]]
     except ValueError:

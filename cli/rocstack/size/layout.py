@@ -110,7 +110,8 @@ def problem(shape: Shape, layout: GpuLayout, gpus: int, sequence: int = 0) -> st
         return f"interleaved stages need micro-batches by the {layout.pp}, and there are {layout.accumulate}"
     if layout.cp > 1 and sequence % (2 * layout.cp):
         # With a causal mask the first tokens are the least work, so each GPU has a piece from either end.
-        return f"CP {layout.cp} cuts each sequence into {2 * layout.cp} pieces, and {sequence:,} tokens don't divide so"
+        pieces = 2 * layout.cp
+        return f"CP {layout.cp} needs {pieces} equal pieces of each sequence, which {sequence:,} tokens don't give"
     if layout.gpus != gpus:
         model = layout.tp * layout.cp * layout.pp
         fit = f": DP {gpus // model}" if gpus % model == 0 else ""

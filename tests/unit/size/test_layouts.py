@@ -45,7 +45,7 @@ def shape_of(name: str) -> models.Shape:
         ("llama-3.1-8b", GpuLayout(tp=8, dp=3), 28, "are 24 GPUs, and there are 28"),
         ("llama-3.1-8b", GpuLayout(tp=2, cp=2, dp=2), 16, "TP 2 × CP 2 × PP 1 × DP 2 are 8 GPUs"),
         ("llama-3.1-8b", GpuLayout(cp=0, dp=8), 8, "less than 1"),
-        ("llama-3.1-8b", GpuLayout(cp=3), 3, "cuts each sequence into 6 pieces, and 8,192 tokens don't divide so"),
+        ("llama-3.1-8b", GpuLayout(cp=3), 3, "needs 6 equal pieces of each sequence, which 8,192 tokens don't give"),
     ],
 )
 def test_why_a_layout_is_impossible(model: str, layout: GpuLayout, gpus: int, why: str) -> None:

@@ -69,7 +69,7 @@ def taking_part(record: Recorder, mpi: dict[str, Any], part: str) -> Iterator[tu
     level=1,
     core=True,
     item=6,
-    needs=("jobs",),
+    needs=("jobs", "part:openmpi"),
     cause="Slurm's PMIx plugin, or the image's PMIx or Open MPI, doesn't work on the node",
     next_step="`rocstack doctor --log FILE` explains messages of MPI and PMIx; `srun --mpi=list` must list pmix",
 )
@@ -115,7 +115,7 @@ def _misplaced(own: dict[int, dict[str, Any]], others: set[int], world: int) -> 
     cannot="paths between nodes that aren't neighbours in the ring",
     level=1,
     item=7,
-    needs=("jobs",),
+    needs=("jobs", "part:openmpi"),
     cause="the network drops or corrupts messages between nodes, or UCX chose a device without a route",
     next_step="check UCX_NET_DEVICES in the node's environment (`rocstack-node env` in its container)",
 )
@@ -155,7 +155,7 @@ def judge_pairs(record: Recorder, mpi: dict[str, Any], what: str) -> None:
     ),
     level=1,
     item=8,
-    needs=("jobs", "nodes:2"),
+    needs=("jobs", "part:openmpi", "nodes:2"),
     cause="a long or congested route between the two, or MPI on the wrong network",
     next_step="compare `ping` between these two nodes and others; check the devices that mpi-launch names",
 )
@@ -169,7 +169,7 @@ def test_latency(record: Recorder, mpi: dict[str, Any]) -> None:
     cannot="the NICs' full speed, which `rdma-write-bandwidth` measures; its floor is a sanity floor",
     level=1,
     item=8,
-    needs=("jobs", "nodes:2"),
+    needs=("jobs", "part:openmpi", "nodes:2"),
     cause="a slow, rate-limited or congested link, or MPI on the wrong network",
     next_step="check the link speed of both nodes (`ethtool`) and the devices that mpi-launch names",
 )
@@ -183,7 +183,7 @@ def test_bandwidth(record: Recorder, mpi: dict[str, Any]) -> None:
     cannot="large messages, and how fast they are",
     level=1,
     item=9,
-    needs=("jobs",),
+    needs=("jobs", "part:openmpi"),
     cause="a node's Open MPI, UCX or network corrupts data",
     next_step="try OMPI_MCA_coll=basic: if it helps, the algorithm is at fault; otherwise replace the node",
 )
@@ -206,7 +206,7 @@ def test_collectives(record: Recorder, mpi: dict[str, Any]) -> None:
     cannot="how fast it is, and ways of MPI implementations other than the image's",
     level=2,
     item=6,
-    needs=("jobs", "rdma", "real", "nodes:2"),
+    needs=("jobs", "part:openmpi", "rdma", "real", "nodes:2"),
     cause="Open MPI or UCX found no RDMA device it may use and silently took TCP",
     next_step="run `ucx_info -d` in the worker's container; UCX_TLS and UCX_NET_DEVICES must allow the RDMA ports",
     source="OpenMPI's pml_ucx_devices and pml_ucx_tls: what they don't list is left to ob1",

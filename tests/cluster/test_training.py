@@ -15,7 +15,7 @@ from rocstack.base.text import count
 from rocstack.node.image_facts import from_labels
 from rocstack.verify.evidence import CheckSkipped, ClusterEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder
+from rocstack.verify.recorder import Recorder, without
 
 # By which share losses may differ from those of one rank: the sums are in another order, and on GPUs of bf16.
 NEAR = {"cpu": 1e-4, "gpu": 2e-2}
@@ -27,12 +27,16 @@ TrainingRuns = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def on_cpus(evidence: Any, cluster: Any, request: pytest.FixtureRequest) -> TrainingRuns:
+def on_cpus(
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, request: pytest.FixtureRequest
+) -> TrainingRuns:
     def fetch() -> Any:
         asked = any("tried" in getattr(item, "fixturenames", ()) for item in request.session.items)
         if asked and not cluster.slurm.gpus:
             with suppress(RocstackError, CheckSkipped):  # it is told where it is asked for
                 request.getfixturevalue("tried")
+        if "part:trainer" in without(cluster_evidence.labels):
+            return training.on_cpus_by_jax(cluster)
         return training.on_cpus(cluster)
 
     return dict(evidence.take("training", fetch))
@@ -50,7 +54,7 @@ def on_gpus(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> T
     cannot="GPUs: it computes on CPUs; rare wrong bits",
     level=1,
     item=15,
-    needs=("jobs", "tool:rocstack-train"),
+    needs=("jobs", "training"),
     cause="PyTorch or the trainer doesn't work on the node, or its CPU or memory computes wrong results",
     next_step=(
         "run `srun -w NODE rocstack-train --steps 3` to see the error; test the hardware of a node with another result"
@@ -66,7 +70,7 @@ def test_one_rank(record: Recorder, on_cpus: TrainingRuns) -> None:
     cannot="GPUs and RCCL: it sums over gloo; speed",
     level=1,
     item=16,
-    needs=("jobs", "tool:rocstack-train"),
+    needs=("jobs", "training"),
     cause="the node's ranks can't reach each other, or their sums are wrong",
     next_step="run `srun -w NODE rocstack-train --ranks 2 --steps 3` to see the error",
 )
@@ -80,7 +84,7 @@ def test_in_node(record: Recorder, on_cpus: TrainingRuns) -> None:
     cannot="GPUs and RCCL: it sums over gloo; speed",
     level=1,
     item=17,
-    needs=("jobs", "nodes:2", "tool:rocstack-train"),
+    needs=("jobs", "nodes:2", "training"),
     cause="ranks of different nodes can't reach each other, or their sums are wrong",
     next_step=(
         "run `srun -N2 rocstack-train --steps 3` to see the error; the mpi-* checks tell which link is at fault"
@@ -96,7 +100,7 @@ def test_on_nodes(record: Recorder, on_cpus: TrainingRuns) -> None:
     cannot="single wrong bits: GPUs may sum in any order, so losses may differ by 2 %",
     level=2,
     item=15,
-    needs=("jobs", "gpu", "real", "tool:rocstack-train", FOR_ROCM),
+    needs=("jobs", "gpu", "real", "training", FOR_ROCM),
     cause="PyTorch or JAX doesn't see the GPU, or the GPU computes another result than the others",
     next_step="run `srun -w NODE --gpus=1 rocstack-train --steps 3` to see the error",
 )
@@ -110,7 +114,7 @@ def test_one_gpu(record: Recorder, on_gpus: TrainingRuns) -> None:
     cannot="single wrong bits, as losses may differ by 2 %; speed",
     level=2,
     item=16,
-    needs=("jobs", "gpu", "real", "tool:rocstack-train", FOR_ROCM),
+    needs=("jobs", "gpu", "real", "training", FOR_ROCM),
     cause="RCCL doesn't work between the node's GPUs",
     next_step=(
         "run with NCCL_DEBUG=INFO to see which path RCCL takes; `rocstack doctor --log FILE` explains its lines"
@@ -126,7 +130,7 @@ def test_gpus_in_node(record: Recorder, on_gpus: TrainingRuns) -> None:
     cannot="single wrong bits, as losses may differ by 2 %; speed",
     level=2,
     item=17,
-    needs=("jobs", "gpu", "real", "nodes:2", "tool:rocstack-train", FOR_ROCM),
+    needs=("jobs", "gpu", "real", "nodes:2", "training", FOR_ROCM),
     cause="RCCL doesn't work between the nodes",
     next_step="run with NCCL_DEBUG=INFO to see which NIC RCCL takes; `rocstack doctor --log FILE` explains its lines",
 )
@@ -140,7 +144,7 @@ def test_gpus_on_nodes(record: Recorder, on_gpus: TrainingRuns) -> None:
     cannot="weights between the first and the last step",
     level=1,
     item=14,
-    needs=("jobs", "tool:rocstack-train"),
+    needs=("jobs", "training"),
     cause="the model didn't reach all ranks unchanged, or the sums of their gradients differ",
     next_step="drain the named node and test it: its memory, network or collectives are at fault",
 )
@@ -163,7 +167,7 @@ def test_weights(record: Recorder, on_cpus: TrainingRuns) -> None:
     cannot="whether a user's own data loader does the same",
     level=1,
     item=18,
-    needs=("jobs", "tool:rocstack-train"),
+    needs=("jobs", "training"),
     cause="a rank takes itself for another one, or the nodes run different trainers",
     next_step="check with `rocstack status` that all nodes have the same image",
 )
@@ -188,7 +192,7 @@ def test_data(record: Recorder, on_cpus: TrainingRuns) -> None:
     cannot="a node that is lost, or a file system: one rank is killed and one file damaged",
     level=1,
     item=13,
-    needs=("jobs", "tool:rocstack-train"),
+    needs=("jobs", "part:trainer"),
     cause="checkpoints aren't written or aren't read back unchanged, or a lost rank isn't noticed",
     next_step="check the file system of the checkpoints; `rocstack-train` prints which ones it skips, and why",
 )

@@ -34,7 +34,7 @@ def trained(python: str, steps: int = 12) -> dict[str, Any]:
 def _step(python: str, runs: list[dict[str, Any]], numbers: Iterable[int]) -> list[str]:
     plan = json.dumps({"ranks": RANKS, "runs": runs, "jax": (PROGRAMS / "jax_check.py").read_text()})
     line = [python, "-c", (PROGRAMS / "training.py").read_text(), plan]
-    env = {**os.environ, "SLURM_STEP_NUM_NODES": str(len(NODES)), "SLURM_STEP_NODELIST": "localhost"}
+    env = {**os.environ, "SLURM_STEP_NUM_NODES": str(len(NODES)), "MASTER_ADDR": "localhost"}
     env |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "1", "PYTHONPATH": str(ROOT / "images/trainer")}
     own = [env | {"SLURMD_NODENAME": NODES[number], "SLURM_NODEID": str(number)} for number in numbers]
     tasks = [subprocess.Popen(line, env=each, stdout=subprocess.PIPE, text=True) for each in own]

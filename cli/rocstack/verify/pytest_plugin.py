@@ -18,7 +18,7 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.levels import HARDWARE, LEVELS
 from rocstack.verify import result, thresholds
 from rocstack.verify.evidence import CheckSkipped, Evidence, NodeEvidence
-from rocstack.verify.recorder import Recorder, sort_out, without_rocm
+from rocstack.verify.recorder import Recorder, sort_out, without
 from rocstack.verify.result import MARK, Check, CheckResult, Measure, Skip, State
 from rocstack.verify.session import Suite
 from rocstack.verify.slurm_session import USER
@@ -133,9 +133,7 @@ def record(request: pytest.FixtureRequest, suite: Suite, all_nodes: tuple[NodeEv
     tools: Mapping[str, list[str]] = {}
     if any(need.startswith("tool:") for need in about.needs):
         tools = request.getfixturevalue("tools")
-    unfit: Mapping[str, str] = {}
-    if any(need.startswith("framework:") for need in about.needs):
-        unfit = without_rocm(suite.cluster_evidence().labels)
+    unfit = without(suite.cluster_evidence().labels)
     recorder = sort_out(judged, about.needs, tools, unfit=unfit, hardware=about.level >= HARDWARE)
     recorder.quantities = thresholds.load(suite.settings.overlay_folder())
     request.node.stash[_RECORDER] = recorder

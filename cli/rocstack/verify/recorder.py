@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rocstack.base.errors import CheckFailed
 from rocstack.node.gate import FRAMEWORKS
-from rocstack.node.image_facts import from_labels
+from rocstack.node.image_facts import LABEL_PREFIX, from_labels
 from rocstack.verify import thresholds
 from rocstack.verify.evidence import CheckSkipped, NodeEvidence
 from rocstack.verify.result import (
@@ -29,6 +29,8 @@ from rocstack.verify.thresholds import Quantity, Threshold
 STUMBLES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 LINES = 12  # of evidence
 LENGTH = 1200
+PART = LABEL_PREFIX + "component."
+JAX = ("jax", "maxtext")  # frameworks by which programs/jax_check.py trains
 Scalar = float | int | str | bool | None
 
 
@@ -195,7 +197,7 @@ def sort_out(
 
     Args:
         tools: node -> programs that its worker image has, of those that said it.
-        unfit: framework -> why that of the image doesn't train on GPUs.
+        unfit: need -> why the image hasn't it, as `without` says.
         hardware: as Recorder has it.
 
     Raises:
@@ -231,6 +233,19 @@ def without_rocm(labels: Mapping[str, str]) -> dict[str, str]:
     return unfit if other and image.framework_rocm else {**unfit, "rocm": unfit["pytorch"]}
 
 
+def without(labels: Mapping[str, str]) -> dict[str, str]:
+    """Why the image with these labels lacks what a check needs, by the need. It has what they don't tell."""
+    lacks = {f"framework:{name}": why for name, why in without_rocm(labels).items()}
+    parts = {key.removeprefix(PART) for key in labels if key.startswith(PART)}
+    if parts and "openmpi" not in parts:
+        lacks["part:openmpi"] = "no Open MPI in the image"
+    if parts and "trainer" not in parts:
+        lacks["part:trainer"] = "no trainer in the image"
+        if from_labels("the worker image", labels).framework not in JAX:
+            lacks["training"] = lacks["part:trainer"]
+    return lacks
+
+
 def drives_gpus(node: NodeEvidence) -> bool:
     """Whether its driver drives a GPU that compute jobs can use."""
     return bool(node.profile and any(gpu.kfd_node is not None for gpu in node.profile.gpus))
@@ -256,8 +271,8 @@ def _lack(
             return driven if some else f"{WITHOUT_GPUS} {node.name}", ""
         if kind == "rdma" and not (node.profile and node.profile.verbs):
             return f"{WITHOUT_RDMA} {node.name}", ""
-        if kind == "framework" and what in unfit:
-            return unfit[what], "no-tool"
+        if need in unfit:
+            return unfit[need], "no-tool"
         if kind == "tool" and node.name not in tools:
             return f"{node.name} gave no answer in a job, so whether its image has {what} is unknown", ""
         if kind == "tool" and what not in tools[node.name]:

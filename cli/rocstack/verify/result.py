@@ -18,7 +18,9 @@ from rocstack.base.text import visible_lines
 from rocstack.base.words import Name, Value
 
 ITEMS = 18  # kinds of test that a training cluster must pass
-_NEED = re.compile(r"gpu|rdma|real|jobs|nodes:[2-9]|framework:rocm|tool:[A-Za-z0-9_.-]{1,40}")
+_NEED = re.compile(
+    r"gpu|rdma|real|jobs|training|nodes:[2-9]|framework:rocm|part:[a-z-]{1,40}|tool:[A-Za-z0-9_.-]{1,40}"
+)
 MARK = "check"  # the name of its pytest mark
 REPORT, LOG = "report.json", "pytest.log"  # in the folder of a run
 SCHEMA = 3
@@ -55,8 +57,8 @@ def _known(need: str) -> str:
 
 
 # gpu: a GPU that the driver drives; rdma: an RDMA device; real: no virtual node; jobs: Slurm starts jobs there;
-# nodes:N: so many workers at least; tool:NAME: a program in the worker image; framework:rocm: what trains in
-# it is built for ROCm.
+# nodes:N: so many workers at least; tool:NAME: a program in the worker image; part:NAME: a component of it;
+# training: the trainer, or JAX; framework:rocm: what trains in it is built for ROCm.
 Need = Annotated[str, AfterValidator(_known)]
 
 

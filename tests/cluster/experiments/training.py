@@ -15,6 +15,7 @@ from experiments import rccl
 from experiments.performance import whole
 
 from rocstack.container.mount import parse_mount
+from rocstack.verify import recorder
 from rocstack.verify.slurm_session import StepOutput
 
 PROGRAM = Path(__file__).parents[1] / "programs/training.py"
@@ -44,6 +45,11 @@ def on_cpus(cluster: Any) -> dict[str, Any]:
             cluster.slurm.step("rm", "-rf", folder, temporary(folder), nodes=left, independent=True)
 
 
+def on_cpus_by_jax(cluster: Any) -> dict[str, Any]:
+    """Of an image without the trainer. None is killed."""
+    return run_jax(cluster.slurm, lasting(cluster), RANKS, "cpu")
+
+
 def temporary(folder: str) -> str:
     """Where the ranks have their temporary files, of which those that are killed remove none."""
     return f"/tmp/{Path(folder).name}-tmp"
@@ -55,7 +61,7 @@ def on_gpus(cluster: Any, framework: str | None = None) -> dict[str, Any]:
     if not cluster.slurm.gpus:
         why = "no GPU was allocated: not every worker has one"
         return {"asked": [], "nodes": [], "answers": [], "ranks": 0, "said": "", "left_out": why}
-    if framework == "jax":
+    if framework in recorder.JAX:
         return run_jax(cluster.slurm, nodes, cluster.slurm.gpus)
     return run(cluster.slurm, nodes, cluster.slurm.gpus, "nccl")
 

@@ -6,14 +6,18 @@ The samples are the same on any number of ranks, so the losses are, too.
 
 import hashlib
 import os
+import sys
 import time
 
+MAXTEXT = "/opt/maxtext/lib"  # where the image of stack maxtext-rocm-7.2 has JAX
 SAMPLES, LENGTH, WORDS, WIDTH = 1021, 32, 64, 64  # a prime number of samples: ranks have uneven shares of an epoch
 RATE = 1.0  # the length of a step in the space of weights
 
 
 def trained(run, rank, world, local):
     """What was seen of `run["steps"]` steps of `run["batch"]` samples; `run["platform"]` is cpu, or gpu."""
+    if os.path.isdir(MAXTEXT):
+        sys.path.insert(0, MAXTEXT)
     os.environ.update(XLA_PYTHON_CLIENT_PREALLOCATE="false", TF_CPP_MIN_LOG_LEVEL="1")
     import jax
 

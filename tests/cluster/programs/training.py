@@ -88,11 +88,10 @@ def place(run, local):
 
 
 def environment(run, local):
-    """As torchrun sets it. The port is the run's own, so that a rank that is early doesn't meet the run before."""
-    from rocstack_trainer.ranks.rendezvous import first_host
-
+    """As torchrun sets it; Slurm's task prolog said where rank 0 of all is. The port is the run's own, so that a rank
+    that is early doesn't meet the run before."""
     rank, world = place(run, local)
-    host = first_host(os.environ["SLURM_STEP_NODELIST"]) if run["over"] == "all" else "127.0.0.1"
+    host = os.environ["MASTER_ADDR"] if run["over"] == "all" else "127.0.0.1"
     name = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}.{run['name']}"
     found = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": min(world, PLAN["ranks"])}
     found |= {"MASTER_ADDR": host, "MASTER_PORT": 15000 + zlib.crc32(name.encode()) % 16000}
@@ -145,12 +144,18 @@ def trained(run, local):
     if "jax" in PLAN:
         program = {"__name__": "jax_check"}
         exec(compile(PLAN["jax"], "jax_check.py", "exec"), program)
-        return program["trained"](run, *place(run, local), local)
+        code, seen = program["trained"](run, *place(run, local), local)
+        return code, seen | ({"device": processor()} if run["platform"] == "cpu" else {})
     from rocstack_trainer import cli
 
     seen = {"losses": [], "began": time.time()}
     watch(run, seen, local)
     return cli.run(run["settings"]), seen
+
+
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "CPU")
 
 
 def watch(run, seen, local):
@@ -165,10 +170,7 @@ def watch(run, seen, local):
         return fingerprint.sha256(fingerprint.weights(net))
 
     def device(rank):
-        if rank.device != "cpu":
-            return torch.cuda.get_device_name()
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "CPU")
+        return processor() if rank.device == "cpu" else torch.cuda.get_device_name()
 
     def epoch(data, rank):
         """The samples of this rank in the first epoch, in their order: of position p of all, rank p mod N has it."""

@@ -226,6 +226,26 @@ def test_ranks_that_trained_with_jax() -> None:
     assert {found[name].state for name in GPUS} == {"passed"}
 
 
+def test_an_image_of_maxtext_needs_no_mpi_and_no_trainer() -> None:
+    """Its ranks are JAX's, on processors too; none is killed."""
+    given = with_jax()
+    given["training"] = given["training_gpus"]
+    labels = given["cluster"]["labels"]
+    for part in ("openmpi", "ucx", "pytorch", "trainer"):
+        del labels[f"io.rocstack.component.{part}"]
+    labels["io.rocstack.framework"] = "maxtext"
+    for answer in given["in_jobs"].values():
+        answer["tools"] = [name for name in answer["tools"] if name != "rocstack-train"]
+    found = replay(given, level=2)
+    mpi = {name for name in found if name.startswith("mpi-")}
+    assert {found[name].state for name in (CPUS | GPUS) - {"training-restart"}} == {"passed"}
+    assert {name: found[name].state for name in mpi} == dict.fromkeys(mpi, "skipped")
+    assert found["mpi-launch"].why == "no Open MPI in the image"
+    assert found["training-restart"].why == "no trainer in the image"
+    assert all(found[name].no_tool for name in (*mpi, "training-restart"))
+    assert found["labels"].state == "passed"
+
+
 @pytest.mark.parametrize(
     ("check", "change", "node", "says"),
     [

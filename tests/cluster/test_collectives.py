@@ -11,10 +11,11 @@ from experiments.rccl import IB, WAYS, astray, functional
 from experiments.rdma import not_for
 
 from rocstack.base.errors import CheckFailed
+from rocstack.node.image_facts import from_labels
 from rocstack.verify.evidence import ClusterEvidence, NodeEvidence
 from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder, without_rocm
+from rocstack.verify.recorder import Recorder, without
 
 
 @pytest.fixture(scope="session")
@@ -25,15 +26,14 @@ def collectives(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> 
 
 
 @pytest.fixture(scope="session")
-def trained(
-    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, tools: Mapping[str, list[str]]
-) -> Mapping[str, Any]:
+def trained(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> Mapping[str, Any]:
     """As test_training.py has it."""
-    if why := without_rocm(cluster_evidence.labels).get("pytorch"):
+    labels = cluster_evidence.labels
+    lacks = without(labels)
+    if why := lacks.get("framework:rocm") or lacks.get("training"):
         return {"answers": [], "left_out": why, "kind": "no-tool"}
-    if not all("rocstack-train" in names for names in tools.values()):
-        return {"answers": [], "left_out": "no rocstack-train in the image", "kind": "no-tool"}
-    results: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster))
+    framework = from_labels("the worker image", labels).framework
+    results: Mapping[str, Any] = evidence.take("training_gpus", lambda: training.on_gpus(cluster, framework))
     return results
 
 

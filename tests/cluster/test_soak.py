@@ -12,7 +12,7 @@ from experiments import performance
 
 from rocstack.verify.evidence import CheckSkipped, ClusterEvidence, NodeEvidence
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder, without_rocm
+from rocstack.verify.recorder import Recorder, without
 from rocstack.verify.result import Skip
 
 
@@ -21,10 +21,12 @@ def soaked(
     evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, all_nodes: tuple[NodeEvidence, ...]
 ) -> dict[str, Any]:
     def fetch() -> dict[str, Any]:
-        if cluster.slurm.gpus and (why := without_rocm(cluster_evidence.labels).get("pytorch")):
+        lacks = without(cluster_evidence.labels)
+        if cluster.slurm.gpus and (why := lacks.get("framework:rocm")):
             raise CheckSkipped(why, Skip(kind="no-tool", nodes=tuple(node.name for node in all_nodes)))
+        jax = "part:trainer" in lacks or bool(cluster.slurm.gpus and "framework:pytorch" in lacks)
         virtual = any(node.virtual for node in all_nodes)
-        return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)))
+        return performance.soak(cluster, performance.minutes(virtual, os.environ.get(performance.VARIABLE)), jax=jax)
 
     results: dict[str, Any] = evidence.take("soak", fetch)
     return results
@@ -36,7 +38,7 @@ def soaked(
     cannot="faults that need longer, or other work, to show",
     level=4,
     core=True,
-    needs=("jobs",),
+    needs=("jobs", "training"),
     cause="a GPU, its memory, a NIC or a link fails under load or heat",
     next_step="check `dmesg -T` and `amd-smi metric --ecc` on that node; drain it and run `rvs` there",
     source="AMD cluster networking guide, 8 hours of RCCL",
@@ -68,7 +70,7 @@ def test_soak(record: Recorder, soaked: dict[str, Any]) -> None:
             record.failed(node, "its kernel's log could not be read")
         slow = soaked.get("gpus") and {answer["backend"] for answer in mine} - {"nccl"}
         if slow:
-            record.failed(node, f"the GPUs were not used: PyTorch took {', '.join(sorted(slow))}", wanted="nccl")
+            record.failed(node, f"the GPUs were not used: it took {', '.join(sorted(slow))}", wanted="nccl")
         if mine and not (heard or unread or slow or node in ill or any(wrong.values())):
             slowest = max(answer["slowest_ms"] for answer in mine)
             about = f"{asked}, {mine[0]['ranks']} ranks, {mine[0]['backend']}; slowest round {slowest:.1f} ms"

@@ -165,10 +165,10 @@ def minutes(virtual: bool, text: str | None) -> float:
     )
 
 
-def soak(cluster: Any, lasting: float) -> dict[str, Any]:
-    """Products and sums for so long, in steps of ten minutes at most; and what the kernels of real nodes said
-    meanwhile. `lasting` minutes. A node on which a rank gave no answer takes no part in later steps; `lost`: those
-    that the allocation had no more, by the step after which."""
+def soak(cluster: Any, lasting: float, *, jax: bool = False) -> dict[str, Any]:
+    """Products and sums for `lasting` minutes, with PyTorch or `jax`, in steps of ten minutes at most; and what the
+    kernels of real nodes said meanwhile. A node on which a rank gave no answer takes no part in later steps; `lost`:
+    those that the allocation had no more, by the step after which."""
     nodes = whole(cluster, math.ceil(lasting) + SPARE)
     ranks = cluster.slurm.gpus or RANKS
     size, count = (4096, 1 << 26) if cluster.slurm.gpus else (128, 1 << 16)
@@ -184,7 +184,9 @@ def soak(cluster: Any, lasting: float) -> dict[str, Any]:
     while left > 0 and going:
         took, began = min(left, CHUNK), time.monotonic()
         words = [f"{took:.0f}", str(size), str(count), backend]
-        step = cluster.slurm.python(PROGRAMS / "soak.py", *words, nodes=going, seconds=took + ENDING, **more)
+        step = cluster.slurm.python(
+            PROGRAMS / ("jax_soak.py" if jax else "soak.py"), *words, nodes=going, seconds=took + ENDING, **more
+        )
         answers = step.answers
         steps.append({"nodes": going, "seconds": took, "code": step.code, "answers": answers, "said": step.said})
         if uptimes:

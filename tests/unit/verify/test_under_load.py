@@ -208,10 +208,10 @@ def test_training_asks_for_folders_of_its_own_on_each_node(monkeypatch: pytest.M
     assert plan["private"] == ["/tmp/rocstack-verify-f0-tmp", "/tmp/rocstack-verify-f0"]
 
 
-def soaking(answers: Sequence[str] = ("n1", "n2")) -> Any:
+def soaking(answers: Sequence[str] = ("n1", "n2"), program: str = "soak.py") -> Any:
     """On CPUs, of two ranks each."""
     lines = [f'@rocstack {{"node": "{node}"}}\n' for node in answers for _ in range(2)]
-    cluster = fake(0, {"soak.py": StepOutput(0, "".join(lines), "")})
+    cluster = fake(0, {program: StepOutput(0, "".join(lines), "")})
     cluster.everywhere = lambda command, names: {}
     return cluster
 
@@ -243,6 +243,11 @@ def test_a_soak_goes_on_without_the_nodes_that_failed_or_are_gone() -> None:
     assert [step["nodes"] for step in found["steps"]] == [["n1", "n2"], ["n1"], ["n1"]]
     assert found["lost"] == {"n2": 1}
     assert len(performance.soak(soaking([]), 25)["steps"]) == 1
+
+
+def test_a_soak_with_jax() -> None:
+    found = performance.soak(soaking(program="jax_soak.py"), 0.25, jax=True)
+    assert [len(step["answers"]) for step in found["steps"]] == [4]
 
 
 def test_sums_of_a_soak_are_exact_in_fp32() -> None:

@@ -10,10 +10,11 @@ import pytest
 from experiments import performance
 
 from rocstack.base.errors import CheckFailed
+from rocstack.verify.evidence import CheckSkipped, ClusterEvidence
 from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
-from rocstack.verify.recorder import Recorder
-from rocstack.verify.result import NO_FLOOR
+from rocstack.verify.recorder import Recorder, without
+from rocstack.verify.result import NO_FLOOR, Skip
 
 QUANTITY = "all-reduce-busbw"
 BIG = performance.BIG
@@ -24,8 +25,22 @@ GROWTH = 2.0  # that the largest size must be faster than the smallest
 
 
 @pytest.fixture(scope="session")
-def summed(evidence: Any, cluster: Any, tools: Mapping[str, list[str]]) -> dict[str, Any]:
-    results: dict[str, Any] = evidence.take("collective_performance", lambda: performance.collectives(cluster, tools))
+def summed(
+    evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence, tools: Mapping[str, list[str]]
+) -> dict[str, Any]:
+    def fetch() -> dict[str, Any]:
+        nodes = cluster.allocated()
+        measured = cluster.slurm.gpus and all(performance.RCCL in tools.get(node, ()) for node in nodes)
+        if not measured and "part:trainer" in without(cluster_evidence.labels):
+            why = (
+                "no trainer in the image"
+                if cluster.slurm.gpus == 0
+                else "neither rccl-tests nor the trainer in the image"
+            )
+            raise CheckSkipped(why, Skip(kind="no-tool", nodes=tuple(nodes)))
+        return performance.collectives(cluster, tools)
+
+    results: dict[str, Any] = evidence.take("collective_performance", fetch)
     return results
 
 

@@ -233,10 +233,15 @@ def without_rocm(labels: Mapping[str, str]) -> dict[str, str]:
     return unfit if other and image.framework_rocm else {**unfit, "rocm": unfit["pytorch"]}
 
 
+def components(labels: Mapping[str, str]) -> frozenset[str]:
+    """Those of the image with these labels; none of an image that doesn't tell."""
+    return frozenset(key.removeprefix(PART) for key in labels if key.startswith(PART))
+
+
 def without(labels: Mapping[str, str]) -> dict[str, str]:
     """Why the image with these labels lacks what a check needs, by the need. It has what they don't tell."""
     lacks = {f"framework:{name}": why for name, why in without_rocm(labels).items()}
-    parts = {key.removeprefix(PART) for key in labels if key.startswith(PART)}
+    parts = components(labels)
     if parts and "openmpi" not in parts:
         lacks["part:openmpi"] = "no Open MPI in the image"
     if parts and "trainer" not in parts:

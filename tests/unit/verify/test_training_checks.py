@@ -236,6 +236,9 @@ def test_an_image_of_maxtext_needs_no_mpi_and_no_trainer() -> None:
     labels["io.rocstack.framework"] = "maxtext"
     for answer in given["in_jobs"].values():
         answer["tools"] = [name for name in answer["tools"] if name != "rocstack-train"]
+    for answer in given["in_containers"].values():
+        answer["parts"] |= {"openmpi": ["no ompi_info"], "pytorch": ["no libtorch.so"]}
+        answer["pmix"]["openmpi"] = ""
     found = replay(given, level=2)
     mpi = {name for name in found if name.startswith("mpi-")}
     assert {found[name].state for name in (CPUS | GPUS) - {"training-restart"}} == {"passed"}
@@ -243,7 +246,7 @@ def test_an_image_of_maxtext_needs_no_mpi_and_no_trainer() -> None:
     assert found["mpi-launch"].why == "no Open MPI in the image"
     assert found["training-restart"].why == "no trainer in the image"
     assert all(found[name].no_tool for name in (*mpi, "training-restart"))
-    assert found["labels"].state == "passed"
+    assert {found[name].state for name in ("labels", "parts", "pmix")} == {"passed"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 from deployed_cluster import DeployedCluster, deploy
 from workspace import Workspace
 
+from rocstack.verify.result import Run
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 OUTPUT = "/home/alice/maxtext"
@@ -44,3 +46,12 @@ def test_a_tiny_model_learns_on_two_nodes(cluster: DeployedCluster) -> None:
         losses[int(node), int(step)] = float(loss)
     assert {step for _, step in losses} == {0, 1, 2, 3}
     assert losses[0, 3] < losses[0, 0]
+
+
+def test_verify_takes_jax_where_there_is_no_mpi(cluster: DeployedCluster) -> None:
+    done = cluster.workspace.run("verify", "--level", "4", "--json", timeout=1800)
+    states = {each["check"]["name"]: each["state"] for each in done.json["results"]}
+    assert {name for name, state in states.items() if state in ("failed", "error")} == set(), done.err
+    assert {states[name] for name in ("parts", "pmix", "training-on-nodes", "soak")} == {"passed"}
+    assert states["mpi-launch"] == "skipped"
+    assert Run.model_validate_json(done.out).proved == 1

@@ -35,6 +35,7 @@ SkipKind = Literal["", "no-jobs", "busy", "not-recorded", "no-tool", "no-gpu"]
 MISSED: frozenset[SkipKind] = frozenset({"no-jobs", "busy", "not-recorded", "no-gpu"})
 NO_JOBS, BUSY, NOT_RECORDED = "no job can start", "all workers are busy with jobs", "not recorded"
 # A level is proved without the checks that lack a tool; but something must have compared what RCCL sums up on GPUs.
+LAUNCH = "mpi-launch"
 SUMS, SUMS_TOO = "rccl-collectives", ("training-gpus-in-node", "training-gpus-on-nodes")
 NO_FLOOR = "no floor known"  # what is wanted of a number that nothing is known to judge by, on this hardware
 WITHOUT_GPUS = "no GPU on node"  # why a check is skipped on a worker that has none
@@ -268,7 +269,15 @@ class Run(Value):
             result
             for result in self.core(level)
             if not (result.check.name == SUMS and summed) and (result.state != "passed" or result.lacking(here))
+            if not (result.check.name == LAUNCH and result.no_tool and self._met)
         )
+
+    @property
+    def _met(self) -> bool:
+        """Whether ranks of all nodes met in training, which stands for MPI where an image has none."""
+        several = sum("worker" in node.roles for node in self.nodes) > 1
+        name = "training-on-nodes" if several else "training-in-node"
+        return any(result.check.name == name and result.state == "passed" for result in self.results)
 
     @property
     def not_summed(self) -> CheckResult | None:

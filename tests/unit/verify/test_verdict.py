@@ -115,6 +115,27 @@ def test_nothing_proves_rccl_that_has_not_compared_its_sums(training: State, why
         assert reason in verdict.judge(found).parts
 
 
+@pytest.mark.parametrize(
+    ("workers", "training", "why", "proved"),
+    [
+        (2, {"training-on-nodes": "passed"}, "no Open MPI in the image", 1),
+        (2, {"training-on-nodes": "skipped", "training-in-node": "passed"}, "no Open MPI in the image", 0),
+        (1, {"training-in-node": "passed"}, "no Open MPI in the image", 1),
+        (2, {"training-on-nodes": "passed"}, "Slurm gave the node to other jobs", 0),
+    ],
+)
+def test_ranks_that_meet_in_training_stand_for_mpi_where_the_image_has_none(
+    workers: int, training: dict[str, State], why: str, proved: int
+) -> None:
+    names = [f"n{number + 1}" for number in range(workers)]
+    checks = [result(*map(on, names), name=name, level=level) for level, name in enumerate(("image", "workers"))]
+    checks += [result(state=state, why="not run", name=name) for name, state in training.items()]
+    launch = lacking("mpi-launch", 1, why)
+    launch = launch.model_copy(update={"check": launch.check.model_copy(update={"core": True})})
+    seen = tuple(NodeSeen(name=name, roles=("worker",)) for name in names)
+    assert run(*checks, launch, seen=seen).proved == proved
+
+
 def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
     assert verdict.nameless("no job can start on n1: DOWN", {"n1"}) == "no job can start: DOWN"
     assert verdict.nameless("no driver on node n10", {"n1"}) == "no driver on node n10"

@@ -10,7 +10,6 @@ from pathlib import Path
 from rocstack.base.errors import BadInput, CheckFailed, hinted
 from rocstack.base.text import last_line
 from rocstack.cluster.settings import Person
-from rocstack.deploy.plan.services import SERVICES
 from rocstack.deploy.read import inventory as inventories
 from rocstack.deploy.read.inventory import Inventory
 from rocstack.edge import ssh
@@ -18,6 +17,7 @@ from rocstack.edge.ssh import SshHost
 from rocstack.jobs import slurm
 from rocstack.jobs.pools import Pool
 from rocstack.jobs.slurm import Job, JobRecord
+from rocstack.node.containers import CONTROLLER, WORKER
 from rocstack.node.recording import MODEL_FILE
 
 NUMBER = re.compile(r"\d{1,12}(_\d{1,10})?")
@@ -40,7 +40,7 @@ class SlurmControl:
             BadInput: the cluster has no such user.
             CheckFailed: ssh doesn't get through, or the container isn't there.
         """
-        return _inside(self.ssh_host, SERVICES["controller"], command, user, text)
+        return _inside(self.ssh_host, CONTROLLER, command, user, text)
 
     def pools(self) -> list[Pool]:
         """
@@ -144,7 +144,7 @@ class SlurmControl:
             CheckFailed: it isn't there, or the node doesn't answer.
         """
         node = self.inventory.workers[0].name
-        line = _line(SERVICES["worker"], [*ssh.bounded(ssh.TIMEOUT_S), "head", f"--bytes={most}", "--", path], user)
+        line = _line(WORKER, [*ssh.bounded(ssh.TIMEOUT_S), "head", f"--bytes={most}", "--", path], user)
         said = ssh.raw_output(ssh.ssh_hosts(self.inventory.path, [node])[node], line, most)[1]
         if not said:
             raise CheckFailed.of("no-file-there", path=path, node=node, user=user)
@@ -180,7 +180,7 @@ class Log:
     def _tail(self, option: str, most: int) -> bytes:
         # A file without an end, such as a pipe, is read no longer than we wait.
         tail = [*ssh.bounded(ssh.TIMEOUT_S), "tail", option, "--", self.job.log]
-        line = _line(SERVICES["worker"], tail, self.job.user)
+        line = _line(WORKER, tail, self.job.user)
         return ssh.raw_output(self.ssh_host, line, most)[1]
 
 

@@ -10,6 +10,7 @@ from .engine import CommandOutput, NodeError, Row, docker, inspect_existing
 from .engine_facts import READS, RUNS, SERVICE, SPEC, stale
 from .limits import limit_note, refused_ulimit
 
+WORKER, CONTROLLER = "rocstack-worker", "rocstack-control"
 POLL_S = 0.3  # seconds between two looks
 MIN_UPTIME_S = 1.5  # seconds that it must run: one that ends again and again passes many a check for a moment
 CHECK_TIMEOUT_S = 30.0  # seconds for one check

@@ -13,10 +13,10 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 from . import containers, files
+from .containers import CONTROLLER, WORKER
 from .engine import NodeError, Row, docker
 from .node_lock import STATE
 
-WORKER, CONTROLLER = "rocstack-worker", "rocstack-control"
 SERVICES = ("rocstack-db", "rocstack-registry", CONTROLLER, "rocstack-service", "rocstack-tokens")
 DBD = "/etc/rocstack/slurm/slurmdbd.conf"
 HEALTHY_S, PROVED_S = 300.0, 60.0  # seconds

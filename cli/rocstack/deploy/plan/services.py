@@ -11,6 +11,7 @@ from rocstack.container import privileges
 from rocstack.container.mount import Mount
 from rocstack.deploy.nodes.node_spec import ContainerSpec
 from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD, push_port
+from rocstack.node import containers
 
 KEYS = "/etc/rocstack/keys"
 MUNGE_KEY, JWT_KEY, DATABASE = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database"))
@@ -27,7 +28,8 @@ SERVICE_SETTINGS, SERVICE_DATABASE = f"{SERVICE}/service.json", f"{KEYS}/service
 SERVICE_TLS = (f"{SERVICE}/server.pem", f"{SERVICE}/server.key")
 ISSUER_CA, ISSUER_SECRET = f"{SERVICE}/issuer-ca.pem", f"{SERVICE}/oidc-secret"
 TOKENS_JWT = f"{KEYS}/tokens-jwt.key"  # the JWT key once more, for its own user
-WORKER, CONTROL, DB, STORE = "rocstack-worker", "rocstack-control", "rocstack-db", "rocstack-registry"
+WORKER, CONTROL = containers.WORKER, containers.CONTROLLER
+DB, STORE = "rocstack-db", "rocstack-registry"
 API, TOKENS = "rocstack-service", "rocstack-tokens"
 SERVICES = {"worker": WORKER, "controller": CONTROL, "db": DB, "registry": STORE, "service": API, "tokens": TOKENS}
 SERVICE_OF = {name: service for service, name in SERVICES.items()}

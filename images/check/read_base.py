@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+ROCM = "/opt/rocm"
 GFX = re.compile(r"gfx(?:[6-9]|1[0-9])[0-9][0-9a-f](?![0-9a-f])")
 OWN = """
 import json, sys, sysconfig
@@ -78,7 +79,8 @@ def torch(search, installed):
 
 
 def rocm(installed, search):
-    for prefix in [os.environ.get("ROCM_PATH") or "/opt/rocm", "/opt/rocm"]:
+    # Since ROCm 10 AMD's packages are in /opt/rocm/core-10.0, to which /opt/rocm/core leads.
+    for prefix in [os.environ.get("ROCM_PATH") or ROCM, ROCM, ROCM + "/core"]:
         version = first(r"^(\d+(?:\.\d+)+)", text(prefix + "/.info/version"))
         if version:
             return {"version": version, "origin": "amd", "prefix": os.path.normpath(prefix)}
@@ -147,7 +149,7 @@ def main():
     version, site, search = python()
     found, hip, cuda, folder = torch(search, installed)
     rocm_found = rocm(installed, search)
-    prefix = rocm_found["prefix"] if rocm_found else "/opt/rocm"
+    prefix = rocm_found["prefix"] if rocm_found else ROCM
     lib = glob.glob("/usr/lib/*-linux-gnu") if prefix == "/usr" else [prefix + "/lib"]
     ibverbs = verbs(installed)
     components = {

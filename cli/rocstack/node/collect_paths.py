@@ -25,7 +25,7 @@ FABRIC = (  # Slingshot's
 )
 PATTERNS = (
     MODEL_FOLDER + "/model",
-    "/opt/rocm/.info/version",
+    "/opt/rocm/{,core/}.info/version",
     "/etc/libibverbs.d/*.driver",
     "/proc/{cmdline,version,net/route,sys/kernel/osrelease,sys/kernel/numa_balancing,1/limits}",
     "/proc/sys/net/core/{rmem_max,wmem_max}",

@@ -87,8 +87,10 @@ def tools(rec: Recording) -> dict[str, str]:
         installed = [packages[package] for package in candidates if package in packages]
         if said or installed:
             known[name] = said[0] if said else installed[0]
-    rocm = _VERSION.search(rec.text("/opt/rocm/.info/version") or "")
-    return {**known, "rocm": rocm[0]} if rocm else known
+    for folder in ("/opt/rocm", "/opt/rocm/core"):  # the second one since ROCm 10
+        if rocm := _VERSION.search(rec.text(f"{folder}/.info/version") or ""):
+            return {**known, "rocm": rocm[0]}
+    return known
 
 
 def _answer(rec: Recording, line: str) -> str:

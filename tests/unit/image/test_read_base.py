@@ -60,6 +60,13 @@ def test_kernels_of_packages_in_opt(program: dict[str, Any], tmp_path: Path, mon
     assert program["rccl"](found["prefix"], None, {})["origin"] == "amd"
 
 
+def test_rocm_10_where_no_variable_says_its_folder(program: dict[str, Any], tmp_path: Path) -> None:
+    files(tmp_path, "core-10.0/.info/version")
+    (tmp_path / "core").symlink_to("core-10.0")
+    program["ROCM"] = str(tmp_path)
+    assert program["rocm"]({}, []) == {"version": "10.0.0", "origin": "amd", "prefix": f"{tmp_path}/core"}
+
+
 def test_nothing_there(program: dict[str, Any], tmp_path: Path) -> None:
     assert program["rocm"]({}, [str(tmp_path)]) is None
     assert program["rccl"]("/nowhere", f"{tmp_path}/torch", {}) is None

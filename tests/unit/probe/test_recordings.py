@@ -17,7 +17,9 @@ from cli_run import Cli, listing
 from rocstack.base.errors import BadInput
 from rocstack.edge import ansible
 from rocstack.edge.ansible import HostRun
+from rocstack.node import parse
 from rocstack.node.profile import Library, NodeProfile, Verbs
+from rocstack.node.recording import Recording
 from rocstack.probe import recordings as probe
 from rocstack.probe import summary
 from rocstack.probe.classes import traits
@@ -221,3 +223,8 @@ def test_a_node_that_answers_nonsense_fails_alone(case: str, monkeypatch: pytest
 def test_root_must_be_a_folder() -> None:
     with pytest.raises(BadInput, match="no folder"):
         probe.probe_host("/nonexistent")
+
+
+@pytest.mark.parametrize("folder", ["/opt/rocm", "/opt/rocm/core"])  # AMD's packages, before and since ROCm 10
+def test_the_hosts_rocm(folder: str) -> None:
+    assert parse.tools(Recording(files={f"{folder}/.info/version": "10.0.0\n"})) == {"rocm": "10.0.0"}

@@ -1,6 +1,6 @@
 """Measures `rocstack build` beside the same package set in one plain Dockerfile, in one run.
 
-    python bench/build [--only cold,warm,trainer,size,step,render] [--out FILE]
+    python bench/build [--only cold,warm,trainer,size,step,layer,render] [--out FILE]
 
 Prints JSON. Both builds start from the same base, with no layer and no download cached: rocstack's by a stack of its
 own name (its cache mounts carry it) and --no-cache. Both build the worker image; rocstack's time includes its smoke
@@ -218,6 +218,29 @@ class Bench:
             }
         }
 
+    def layer(self) -> Result:
+        """A NIC's layer on somebody's image of about 1 GB."""
+        image = f"{self.name}/somebodys:1"
+        packages = "apt-get update -qq && apt-get install -qq --no-install-recommends python3 >/dev/null"
+        folder = self.work / "somebodys"
+        folder.mkdir()
+        (folder / "Dockerfile").write_text(f"FROM {self.base()}\nRUN {packages} && head -c 900M /dev/urandom >/data\n")
+        run("docker", "buildx", "build", "--quiet", "--tag", image, folder)
+        command = [
+            sys.executable,
+            "-m",
+            "rocstack.cli.main",
+            "build",
+            "--from",
+            image,
+            "--nic",
+            "broadcom",
+            "--no-cache",
+        ]
+        size = int(run("docker", "image", "inspect", "--format={{.Size}}", image).stdout)
+        seconds, _ = timed(*command, cwd=self.work, **self.env)
+        return {"layer": {"base_mb": round(size / 1e6), "cold_s": round(seconds, 1), "limit_s": 30}}
+
     def render(self) -> Result:
         times = [self.rocstack("render")[0] for _ in range(7)]
         return {"render": {"median_s": round(statistics.median(times), 3), "limit_s": 0.5}}
@@ -239,7 +262,7 @@ def step_ms(text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="cold,warm,trainer,size,step,render")
+    parser.add_argument("--only", default="cold,warm,trainer,size,step,layer,render")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     wanted = args.only.split(",")
@@ -253,7 +276,7 @@ def main() -> None:
         try:
             if "cold" not in wanted and {"size", "trainer", "step"} & set(wanted):
                 bench.rocstack("build")
-            for name in ("cold", "size", "warm", "trainer", "step", "render"):
+            for name in ("cold", "size", "warm", "trainer", "step", "layer", "render"):
                 if name in wanted:
                     print(f"measuring {name} ...", file=sys.stderr, flush=True)
                     try:

@@ -1,6 +1,5 @@
 """Files that train: streamed to the disk, counted against their owner's quota, and checked before they are there."""
 
-import asyncio
 import os
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.outcome import LIVE
 from rocstack.service.storage import Storage, new_id, remove
 from rocstack.service.tables import JobRow, ModelRow, StoredFile, UploadPart, UploadRow
+from rocstack.service.turns import Turns
 
 PURPOSE = "fine-tune"
 UPLOAD_S = 3600  # that an upload may take
@@ -36,8 +36,7 @@ class StoredFiles:
     storage: Storage
     limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
-    # A line of some MB takes hundreds of them when it is read: not forty at a time.
-    _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    _checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
 
     # files
     async def create(
@@ -160,7 +159,7 @@ class StoredFiles:
         self, caller: Caller, path: Path, name: str, purpose: str, also: Callable[[Session, str], None] | None = None
     ) -> dict[str, Any]:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
-        async with self._checking:
+        async with self._checking.of(caller):
             found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
         to = self.path(caller, key)

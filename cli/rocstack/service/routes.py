@@ -27,8 +27,9 @@ async def caller_of(request: Request) -> Caller:
     Raises:
         NotSignedIn, NotAllowed, Away
     """
-    token = token_of(request.headers.get("authorization"), request.cookies, same_site=same_site(request))
-    return await service_of(request).door.caller(token)
+    service, said = service_of(request), request.headers.get("authorization")
+    token = token_of(said, request.cookies, same_site=same_site(request), tls=service.settings.tls)
+    return await service.door.caller(token)
 
 
 def same_site(request: Request) -> bool:

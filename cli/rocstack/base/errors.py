@@ -12,7 +12,6 @@ from rocstack.base import paths
 from rocstack.base.findings import Finding
 from rocstack.base.text import plain
 
-
 LONGEST = 256  # characters of a name that may be a misspelt one
 
 

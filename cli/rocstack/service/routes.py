@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
@@ -39,8 +38,7 @@ def same_site(request: Request) -> bool:
     said = request.headers.get("sec-fetch-site")
     if said is not None:
         return said == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+    return request.headers.get("origin") == f"{request.url.scheme}://{request.headers.get('host')}"
 
 
 Serving = Annotated[Service, Depends(service_of)]

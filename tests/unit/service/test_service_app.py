@@ -137,6 +137,8 @@ async def test_the_pages_cookie_counts_only_for_our_own_pages(site: Site) -> Non
         ({}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Origin": "http://evil"}, 401),
+        ({"Origin": "https://test"}, 401),  # of somebody on the network, where the page is https
+        ({"Origin": "http://[::1"}, 401),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "http://test"}, 200),
     ):

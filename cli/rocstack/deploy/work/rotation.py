@@ -60,7 +60,7 @@ def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> 
         raise BadInput.of("rotation-undeployed", node=inventory.control.name)
     rotation.check(state.keys if state else {})
     registries = {} if rotation.begun else _registries(inventory, gathered)
-    # One that an older rocstack deployed has its file elsewhere, until a deploy has replaced it: its old passwords would
+    # One that an older rocstack deployed has its file elsewhere until a deploy has replaced it: its old passwords would
     # go on opening it.
     if older := [name for name, node in registries.items() if _is_older(node)]:
         raise CheckFailed.of("rotation-registry-older", nodes=", ".join(older))

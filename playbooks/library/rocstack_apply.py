@@ -67,6 +67,11 @@ options:
     type: list
     elements: str
     default: []
+  absent:
+    description: Paths of files to remove at the end.
+    type: list
+    elements: str
+    default: []
   exec:
     description: Commands, a container's name first, that run where something changed.
     type: list
@@ -89,7 +94,7 @@ author: The rocstack engineers
 
 RETURN = r"""
 files:
-  description: Paths of the files that were written.
+  description: Paths of the files that were written or removed.
   type: list
   returned: always
 containers:
@@ -133,6 +138,7 @@ def main() -> None:
             "images": dicts,
             "containers": dicts,
             "remove": {"type": "list", "elements": "str", "default": []},
+            "absent": {"type": "list", "elements": "str", "default": []},
             "exec": {"type": "list", "elements": "list", "default": []},
             "keep": {"type": "list", "elements": "str"},
             "state": {"type": "dict", "default": {}},

@@ -292,6 +292,9 @@ def test_switched_off_it_goes_and_what_it_had_stays(cluster: DeployedCluster) ->
         deploy(cluster)
         after = cluster.containers("n1")
         assert set(after) == set(before) - {API, TOKENS}
+        keys = cluster.ssh("n1", "ls /etc/rocstack/keys /etc/rocstack/service").split()
+        assert "munge.key" in keys
+        assert not {"tokens-jwt.key", "service-database", "server.key", "oidc-secret"} & {*keys}, "nothing uses them"
         assert after["rocstack-worker"] == before["rocstack-worker"]
         assert cluster.json("status")["ok"]
         said = cluster.ssh("n1", "docker exec rocstack-db mariadb --execute='SHOW DATABASES'")

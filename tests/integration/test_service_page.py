@@ -13,6 +13,7 @@ from rocstack.cluster.service import report_name
 from rocstack.verify import result
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser is here ({', '.join(BROWSERS)})")
+UNKNOWN = "--ignore-certificate-errors"  # the page's is its own
 HOSTILE = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 
 
@@ -62,9 +63,9 @@ def test_what_nodes_said_to_verify_runs_nothing(site: PageSite, tmp_path: Path) 
 
 
 def test_who_comes_back_from_the_issuers_site_is_signed_in(tmp_path: Path) -> None:
-    """A browser keeps the session's strict cookie from a request that another site began."""
+    """A browser keeps the session's cookie, strict and this host's alone, from a request that another site began."""
     with signing_in(tmp_path) as url:
         also = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
-        dom = browse_url(tmp_path, f"{url}/login/issuer", "--dump-dom", "--virtual-time-budget=4000", also)
+        dom = browse_url(tmp_path, f"{url}/login/issuer", "--dump-dom", "--virtual-time-budget=4000", also, UNKNOWN)
     assert "Sign out alice" in dom
     assert "<h1>Your jobs" in dom

@@ -21,6 +21,7 @@ from simulated_run import simulated_run
 
 from rocstack.cluster.oidc import Issuer
 from rocstack.cluster.service import SiteServer, report_name
+from rocstack.serve.own_certificate import new_certificate
 from rocstack.service import app, tokens
 from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.issuer import IssuerClient
@@ -108,11 +109,12 @@ def serving(folder: Path) -> Iterator[PageSite]:
 
 @contextmanager
 def signing_in(folder: Path) -> Iterator[str]:
-    """The page's address, where nobody is signed in yet. Its issuer is another site, and signs alice in."""
+    """The page's address by TLS, where nobody is signed in yet. Its issuer is another site, and signs alice in."""
     slurm = FakeSlurmrestd()
     slurm.key = key = bytes(64)
     (folder / "models").mkdir()
     (folder / "secret").write_text(oidc_provider.SECRET)
+    own, own_key = new_certificate(folder)
     provider = OidcProvider("")
     with _running(provider.application()) as url:
         provider.issuer = url.replace("127.0.0.1", "localhost")
@@ -121,12 +123,12 @@ def signing_in(folder: Path) -> Iterator[str]:
         settings = ServiceSettings(
             cluster="alpha", listen="127.0.0.1:8443", data=str(folder / "data"), models=str(folder / "models"),
             database=f"sqlite:///{folder}/service.db", reports=str(folder / "reports"), users=users,
-            oidc=about, oidc_secret=str(folder / "secret"), tokens=socket,
+            oidc=about, oidc_secret=str(folder / "secret"), tokens=socket, certificate=str(own), key=str(own_key),
         )  # fmt: skip
         maker = TokenMaker(IssuerClient(about), users, key)
         service = Service.of(settings, SlurmRest("http://slurmrestd", slurm.transport))
         service.storage.check()
-        with _running(tokens.application(maker), uds=socket), _running(app.make(service)) as page:
+        with _running(tokens.application(maker), uds=socket), _running(app.make(service), tls=(own, own_key)) as page:
             yield page
 
 
@@ -139,15 +141,17 @@ async def _model(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def _running(application: Any, uds: str | None = None) -> Iterator[str]:
+def _running(application: Any, uds: str | None = None, tls: tuple[Path, Path] | None = None) -> Iterator[str]:
     """The address at which it is served; none at a socket's file."""
-    server = uvicorn.Server(uvicorn.Config(application, port=0, uds=uds, log_level="error"))
+    files = {"ssl_certfile": tls[0], "ssl_keyfile": str(tls[1])} if tls else {}
+    server = uvicorn.Server(uvicorn.Config(application, port=0, uds=uds, log_level="error", **files))  # type: ignore[arg-type]
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             thread.join(0.05)
-        yield "" if uds else f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        scheme = "https" if tls else "http"
+        yield "" if uds else f"{scheme}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

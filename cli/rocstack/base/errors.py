@@ -12,6 +12,8 @@ from rocstack.base import paths
 from rocstack.base.findings import Finding
 from rocstack.base.text import plain
 
+LONGEST = 256  # characters of a name that may be a misspelt one
+
 
 @dataclass(frozen=True)
 class Where:
@@ -116,6 +118,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def _close(word: str, names: list[str], most: int) -> list[str]:
     """Those of the same letters, or else the nearest; capitals and letters that only look alike don't count."""
+    if len(word) > LONGEST:  # no name is like that, and to find out would take seconds of a megabyte
+        return []
     meant, looks = plain(word), {plain(name): name for name in reversed(names)}
     same = [name for name in names if sorted(plain(name)) == sorted(meant)]
     return same or [looks[each] for each in difflib.get_close_matches(meant, looks, n=most, cutoff=0.6)]

@@ -34,7 +34,8 @@ from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import SourceArchive
 
 MIRROR, KEYS, WHEELS, SOURCES = "mirror", "keys", "wheels", "sources"
-LARGEST = 16 << 30  # bytes of one file
+LARGEST, FILES = 16 << 30, 200_000  # bytes of one file, and files of all: a stack has some thousand
+SPARE = 1 << 30  # bytes of the disk that stay free, whatever comes
 _INSTALL = re.compile(r"/run/rocstack/build/apt-install((?: \\\n +[^\s\\]+)+)")
 _INDEX = re.compile(r"(InRelease|Release|Release\.gpg)")
 _DIR = "/tmp/kept"  # in the container
@@ -258,7 +259,7 @@ def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
             assert process.stdout is not None
             problem: Exception | None = None
             try:
-                for name, data, size in _members(process.stdout):
+                for name, data, size in _members(process.stdout, folder):
                     target = folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with target.open("wb") as file:
@@ -276,15 +277,17 @@ def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
             raise CheckFailed.of("packages-unresolved", error=errors[0])
 
 
-def _members(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], int]]:
-    """The plain files of a tar stream; a name that leads elsewhere is none of ours."""
+def _members(stream: IO[bytes], to: Path) -> Iterator[tuple[str, IO[bytes], int]]:
+    """The plain files of a tar stream that go `to` a folder; a name that leads elsewhere is none of ours."""
     with open_tar(stream) as tar:
-        for each in tar:
+        for number, each in enumerate(tar):
             path = PurePosixPath(each.name)
             if each.isdir():
                 continue
             if not each.isreg() or path.is_absolute() or ".." in path.parts or each.size > LARGEST:
                 raise tarfile.ReadError(f"{each.name[:80]} is no file of a mirror")
+            if number > FILES or shutil.disk_usage(to).free < each.size + SPARE:
+                raise tarfile.ReadError(f"{each.name[:80]} is one file too many, or the disk has no room for it")
             data = tar.extractfile(each)
             assert data is not None
             yield str(path), data, each.size

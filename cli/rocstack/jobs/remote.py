@@ -53,7 +53,7 @@ class SlurmControl:
         found: dict[str, Pool] = {}
         for line in out.splitlines():
             cells = line.split("\x1f")
-            if len(cells) != 4 or not cells[1].isdigit():
+            if len(cells) != 4 or not re.fullmatch("[0-9]{1,7}", cells[1]):
                 continue
             name, gpus, kind = cells[0].removesuffix("*"), _gpus(cells[3]), _kind(cells[3])
             before = found.get(name)

@@ -22,7 +22,7 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
     """
     Args:
         order: with "fence", as `Fence` takes it.
-        done: is filled as it happens: "files" (paths written), "removed" (containers), "containers" (as
+        done: is filled as it happens: "files" (paths written or removed), "removed" (containers), "containers" (as
             containers.Done), "exec" (commands that ran), "pruned" (image ids), "changed".
         heal: restart containers that are as described but unhealthy.
 
@@ -54,6 +54,7 @@ def apply(order: Row, done: Row, heal: bool = False, folder: str = STATE) -> Non
             _require_room(order)
             _commands(order, done, before, fence)
         fence.check()
+        done["files"] += files.remove(order.get("absent", []))
         if order.get("keep") is not None:
             done["pruned"] = removal.prune_images(order["keep"])
         write_state(order.get("state"), folder)

@@ -65,6 +65,20 @@ def put_back(there: list[Entry]) -> None:
             os.unlink(file["path"])
 
 
+def remove(paths: list[str]) -> list[str]:
+    """Gives those that were there.
+
+    Raises:
+        NodeError: one can't be removed.
+    """
+    gone = []
+    for path in paths:
+        with explained(path, "removed"), suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
+            gone.append(path)
+    return gone
+
+
 def _ensure(file: Entry) -> bool:
     path = str(file["path"])
     with explained(path, "written"):

@@ -4,7 +4,7 @@ it and again its name, and a stream that breaks off ends with an error that Open
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,11 +21,13 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of a request: what reaches beyond it, into the engine or to another's answers.
 REFUSED = (
     "prompt_embeds", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
-    "previous_response_id", "chat_template",
+    "previous_response_id", "chat_template", "mm_processor_kwargs", "media_io_kwargs",
 )  # fmt: skip
 MOST_VALUES = 400_000  # of a request: more than a context has tokens
 # Of a message's parts: the engine would fetch what they name, from wherever it reaches.
 MEDIA = ("image_url", "audio_url", "video_url", "file_url")
+# Or take as they are: tensors, and names by which it keeps a picture, which are the same for all who ask.
+KEPT = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "uuid")
 MOST_EVENT = 64 << 20  # bytes of one event
 LONGEST = 255  # characters of a model's name
 EVENTS, UNKNOWN = "text/event-stream", "application/octet-stream"
@@ -77,24 +79,27 @@ async def read(request: Request, most: int) -> ModelRequest:
             raise BadInput.of("request-refused", name=name)
     if body.get("background"):
         raise BadInput.of("request-refused", name="background")
-    if name := _elsewhere(body):
-        raise BadInput.of("request-elsewhere", name=name)
+    for name in _parts(body):
+        raise BadInput.of("request-refused" if name in KEPT else "request-elsewhere", name=name)
     return ModelRequest(body["model"], body.get("stream") is True, body)
 
 
-def _elsewhere(body: dict[str, Any]) -> str:
-    """The first part of a message that isn't in the request itself; empty where all are."""
+def _parts(body: dict[str, Any]) -> Iterator[str]:
+    """What of the messages' parts isn't in the request itself, or is the engine's own."""
     left: list[Any] = [body.get("messages"), body.get("input")]
     while left:
         each = left.pop()
         if isinstance(each, list):
             left += each
-        for name, value in each.items() if isinstance(each, dict) else ():
-            address = value.get("url") if isinstance(value, dict) else value
-            if name in MEDIA and isinstance(address, str) and not address.startswith("data:"):
-                return str(name)
-            left.append(value)
-    return ""
+        elif isinstance(each, dict):
+            if each.get("type") in KEPT:
+                yield each["type"]
+            for name, value in each.items():
+                address = value.get("url") if isinstance(value, dict) else value
+                outside = name in MEDIA and isinstance(address, str) and not address.startswith("data:")
+                if outside or (name in KEPT and value is not None):
+                    yield str(name)
+                left.append(value)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Files that train: streamed to the disk, counted against their owner's quota, and checked before they are there."""
 
-import asyncio
 import os
 import time
 from collections import Counter
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio.to_thread
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Case, case, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from rocstack.base.text import visible
 from rocstack.cluster.service import ClusterServiceLimits
@@ -24,9 +23,11 @@ from rocstack.service.identity import Caller
 from rocstack.service.outcome import LIVE
 from rocstack.service.storage import Storage, new_id, remove
 from rocstack.service.tables import JobRow, ModelRow, StoredFile, UploadPart, UploadRow
+from rocstack.service.turns import Turns
 
 PURPOSE = "fine-tune"
 UPLOAD_S = 3600  # that an upload may take
+LEAST = 64 << 10  # bytes that each counts at least: a disk has so many names, too, and no end of empty ones is free
 PENDING = "pending"
 
 
@@ -36,8 +37,7 @@ class StoredFiles:
     storage: Storage
     limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
-    # A line of some MB takes hundreds of them when it is read: not forty at a time.
-    _checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    _checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
 
     # files
     async def create(
@@ -119,6 +119,9 @@ class StoredFiles:
 
     async def room(self, caller: Caller, more: int) -> None:
         left = self.limits.quota_mib * MIB - await self.used(caller) - self._coming[caller.name]
+        self._within(left, max(more, LEAST))
+
+    def _within(self, left: int, more: int) -> None:
         if more > left:
             raise TooBig.of("over-quota", quota=self.limits.quota_mib, left=max(0, left) // MIB).about("file")
 
@@ -139,15 +142,14 @@ class StoredFiles:
         left = self.limits.quota_mib * MIB - await self.used(caller)
         done = 0
         try:
+            self._within(left, LEAST)
             with path.open("xb") as file:
                 async for piece in pieces:
                     done += len(piece)
                     self._coming[caller.name] += len(piece)
                     if done > most:
                         raise TooBig.of("file-too-big", most=max(1, most // MIB)).about("file")
-                    if self._coming[caller.name] > left:
-                        quota = self.limits.quota_mib
-                        raise TooBig.of("over-quota", quota=quota, left=max(0, left) // MIB).about("file")
+                    self._within(left, self._coming[caller.name])
                     await anyio.to_thread.run_sync(file.write, piece)
                 await anyio.to_thread.run_sync(synced, file)
         except OSError as error:
@@ -160,7 +162,7 @@ class StoredFiles:
         self, caller: Caller, path: Path, name: str, purpose: str, also: Callable[[Session, str], None] | None = None
     ) -> dict[str, Any]:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
-        async with self._checking:
+        async with self._checking.of(caller):
             found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
         to = self.path(caller, key)
@@ -186,13 +188,23 @@ class StoredFiles:
 
 def used_by(session: Session, owner: str) -> int:
     """Bytes of what counts for a person's quota."""
-    files = session.scalar(select(func.sum(StoredFile.bytes)).where(StoredFile.owner == owner)) or 0
-    models = session.scalar(select(func.sum(ModelRow.bytes)).where(ModelRow.owner == owner)) or 0
     pending = select(UploadRow.id).where(
         UploadRow.owner == owner, UploadRow.status == PENDING, UploadRow.created > now() - UPLOAD_S
     )
-    parts = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload.in_(pending))) or 0
-    return int(files) + int(models) + int(parts)
+    counted = [
+        select(func.sum(_counts(row.bytes))).where(wanted)
+        for row, wanted in (
+            (StoredFile, StoredFile.owner == owner),
+            (ModelRow, ModelRow.owner == owner),
+            (UploadPart, UploadPart.upload.in_(pending)),
+        )
+    ]
+    begun = session.scalar(select(func.count()).select_from(pending.subquery())) or 0
+    return sum(int(session.scalar(each) or 0) for each in counted) + begun * LEAST
+
+
+def _counts(size: InstrumentedAttribute[int]) -> Case[int]:
+    return case((size < LEAST, LEAST), else_=size)
 
 
 def to_dict(row: StoredFile) -> dict[str, Any]:

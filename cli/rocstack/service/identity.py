@@ -43,7 +43,13 @@ class Caller:
     token: str = field(repr=False)
 
 
-def token_of(authorization: str | None, cookies: Mapping[str, str], *, same_site: bool) -> str:
+def cookie_name(name: str, *, tls: bool) -> str:
+    """By TLS one that browsers take from this host alone: a page of a job on another node, or somebody on the network,
+    could sign people in as somebody else, who then gets what they upload (RFC 6265bis, 4.1.3)."""
+    return f"__Host-{name}" if tls else name
+
+
+def token_of(authorization: str | None, cookies: Mapping[str, str], *, same_site: bool, tls: bool) -> str:
     """From `Authorization: Bearer`, else from the page's cookie, which counts only for requests of our own pages.
 
     Raises:
@@ -52,7 +58,7 @@ def token_of(authorization: str | None, cookies: Mapping[str, str], *, same_site
     scheme, _, token = (authorization or "").strip().partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    if not authorization and same_site and (token := cookies.get(COOKIE, "")):
+    if not authorization and same_site and (token := cookies.get(cookie_name(COOKIE, tls=tls), "")):
         return token
     raise NotSignedIn.of("no-slurm-token")
 

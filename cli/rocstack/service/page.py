@@ -20,7 +20,7 @@ from rocstack.base.text import visible, visible_lines
 from rocstack.service import failures, progress, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
-from rocstack.service.identity import COOKIE, Caller
+from rocstack.service.identity import COOKIE, Caller, cookie_name
 from rocstack.service.jobs import TUNING, expected_start, why
 from rocstack.service.outcome import LIVE, PAUSED
 from rocstack.service.routes import Person, Serving
@@ -99,6 +99,18 @@ def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLRe
     return HTMLResponse(TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status)
 
 
+def keep_cookie(answer: Response, service: Service, name: str, value: str, *, lax: bool = False, **more: Any) -> None:
+    tls = service.settings.tls
+    answer.set_cookie(
+        cookie_name(name, tls=tls), value, httponly=True, secure=tls, samesite="lax" if lax else "strict", **more
+    )
+
+
+def forget_cookie(answer: Response, service: Service, name: str) -> None:
+    tls = service.settings.tls
+    answer.delete_cookie(cookie_name(name, tls=tls), secure=tls)  # browsers don't listen otherwise
+
+
 class PageRoute(APIRoute):
     """Answers errors with a page; who isn't signed in gets the way in."""
 
@@ -129,7 +141,7 @@ def _to_login(request: Request, why: str) -> Response:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     answer = draw(request, "login", 401, message=why)
     if not request.url.path.startswith(f"{sign_in.PATH}/"):  # a sign-in that failed says nothing of the session
-        answer.delete_cookie(COOKIE)
+        forget_cookie(answer, request.app.state.service, COOKIE)
     return answer
 
 

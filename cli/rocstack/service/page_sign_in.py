@@ -7,8 +7,8 @@ from fastapi.responses import RedirectResponse
 
 from rocstack.service import sign_in
 from rocstack.service.failures import NotAllowed, NotThere
-from rocstack.service.identity import COOKIE, ISSUERS_LONGEST
-from rocstack.service.page import PageRoute, draw
+from rocstack.service.identity import COOKIE, ISSUERS_LONGEST, cookie_name
+from rocstack.service.page import PageRoute, draw, forget_cookie, keep_cookie
 from rocstack.service.routes import Serving, same_site
 from rocstack.service.service import Service
 from rocstack.service.sign_in import SignIn
@@ -33,15 +33,15 @@ async def login(
     token = "".join(token.split()).removeprefix("SLURM_JWT=")
     caller = await service.door.caller(token)
     answer = RedirectResponse("/jobs", 303)
-    _keep(answer, service, caller.token)  # Slurm's: browsers drop a cookie as long as an issuer's may be
+    keep_cookie(answer, service, COOKIE, caller.token)  # Slurm's: browsers drop a cookie as long as an issuer's may be
     return answer
 
 
 @router.post("/logout")
-async def logout(request: Request) -> Response:
+async def logout(request: Request, service: Serving) -> Response:
     _from_here(request)
     answer = RedirectResponse("/login", 303)
-    answer.delete_cookie(COOKIE)
+    forget_cookie(answer, service, COOKIE)
     return answer
 
 
@@ -67,10 +67,7 @@ async def begin(request: Request, service: Serving) -> Response:
     url, kept = await _issuer(service).begin(_back(request))
     answer = RedirectResponse(url, 303)
     # Lax: the browser comes back from another site.
-    answer.set_cookie(
-        sign_in.COOKIE, kept, max_age=sign_in.WAIT_S, path=sign_in.PATH,
-        httponly=True, secure=service.settings.tls, samesite="lax",
-    )  # fmt: skip
+    keep_cookie(answer, service, sign_in.COOKIE, kept, lax=True, max_age=sign_in.WAIT_S)
     return answer
 
 
@@ -81,12 +78,12 @@ async def end(request: Request, service: Serving) -> Response:
         NotThere: the site has none.
         NotSignedIn, NotAllowed, Away: as `SignIn.end`.
     """
-    kept = request.cookies.get(sign_in.COOKIE, "")
+    kept = request.cookies.get(cookie_name(sign_in.COOKIE, tls=service.settings.tls), "")
     token, seconds = await _issuer(service).end(_back(request), kept, request.query_params)
     # A page, and no redirect: a browser that comes from another site sends the strict cookie only after that.
     answer = draw(request, "signed-in")
-    answer.delete_cookie(sign_in.COOKIE, path=sign_in.PATH)
-    _keep(answer, service, token, seconds)
+    forget_cookie(answer, service, sign_in.COOKIE)
+    keep_cookie(answer, service, COOKIE, token, max_age=seconds)
     return answer
 
 
@@ -102,8 +99,3 @@ def _issuer(service: Service) -> SignIn:
 
 def _back(request: Request) -> str:
     return str(request.url_for("end"))
-
-
-def _keep(answer: Response, service: Service, token: str, seconds: int | None = None) -> None:
-    secure = service.settings.tls
-    answer.set_cookie(COOKIE, token, max_age=seconds, httponly=True, secure=secure, samesite="strict")

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
@@ -27,8 +26,9 @@ async def caller_of(request: Request) -> Caller:
     Raises:
         NotSignedIn, NotAllowed, Away
     """
-    token = token_of(request.headers.get("authorization"), request.cookies, same_site=same_site(request))
-    return await service_of(request).door.caller(token)
+    service, said = service_of(request), request.headers.get("authorization")
+    token = token_of(said, request.cookies, same_site=same_site(request), tls=service.settings.tls)
+    return await service.door.caller(token)
 
 
 def same_site(request: Request) -> bool:
@@ -38,8 +38,7 @@ def same_site(request: Request) -> bool:
     said = request.headers.get("sec-fetch-site")
     if said is not None:
         return said == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+    return request.headers.get("origin") == f"{request.url.scheme}://{request.headers.get('host')}"
 
 
 Serving = Annotated[Service, Depends(service_of)]

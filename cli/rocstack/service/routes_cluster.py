@@ -93,4 +93,5 @@ async def sized(service: Service, caller: Caller, body: SizeBody) -> Sized:
     if body.model.lower() not in models.names():
         _, folder, _ = await service.models.find(caller, body.model)  # a path that somebody writes is never opened
         body = body.model_copy(update={"model": str(folder / "config.json")})
-    return await anyio.to_thread.run_sync(ask.size, body)
+    async with service.sizing.of(caller):  # one of a cluster of thousands of nodes takes half a minute
+        return await anyio.to_thread.run_sync(ask.size, body)

@@ -28,6 +28,7 @@ from rocstack.service.slurmrest import SlurmRest
 from rocstack.service.storage import Storage
 from rocstack.service.tracing import Tracing, tracing
 from rocstack.service.tuning import Tuning
+from rocstack.service.turns import Turns
 from rocstack.service.uploads import Uploads
 
 SWEEP_S = 600.0  # between two looks for uploads that took too long
@@ -51,6 +52,7 @@ class Service:
     sign_in: SignIn | None  # None: the site has no issuer
     traces: Tracing
     stopping: asyncio.Event
+    sizing: Turns = field(default_factory=Turns)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod

@@ -21,7 +21,7 @@ WAIT_S = 600  # that a person takes at the issuer
 MOST = 10_000  # tokens that are remembered, and used states
 _STATE = re.compile(r"[A-Za-z0-9_-]{43}")  # as `begin` makes it
 KINDS: Mapping[int, type[ServiceError]] = {each.status: each for each in (NotSignedIn, NotAllowed, Away)}
-COOKIE, PATH = "rocstack_sign_in", "/login"
+COOKIE, PATH = "rocstack_sign_in", "/login"  # of its pages
 
 
 class SignIn:

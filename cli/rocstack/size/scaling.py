@@ -210,4 +210,4 @@ def _number(text: str | None) -> float | None:
         value = float((text or "").replace(",", ""))
     except ValueError:
         return None
-    return value if 0 < value < MOST else None
+    return value if 1 / MOST < value < MOST else None

@@ -16,8 +16,15 @@ export type Recipe = components["schemas"]["RecipeAnswer"];
 export type Server = components["schemas"]["ServerAnswer"];
 export type ServiceClient = Client<paths>;
 
-/** `options` are openapi-fetch's, such as a `fetch` that trusts the cluster's CA. */
+const LOOPBACK = ["127.0.0.1", "[::1]", "localhost"];
+
+/** `options` are openapi-fetch's, such as a `fetch` that trusts the cluster's CA. Another host than this is asked by https
+ * alone, for the token goes there. */
 export function serviceClient(url: string, token: string, options: ClientOptions = {}): ServiceClient {
+  const { protocol, hostname } = new URL(url);
+  if (protocol !== "https:" && !(protocol === "http:" && LOOPBACK.includes(hostname))) {
+    throw new Error(`${url}: the token would go over the network in the clear: use https`);
+  }
   const headers = { Authorization: `Bearer ${token}`, ...options.headers };
   return createClient<paths>({ ...options, baseUrl: url.replace(/\/+$/, "").replace(/\/v1$/, ""), headers });
 }

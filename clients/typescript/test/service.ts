@@ -7,6 +7,14 @@ function check(true_: boolean, what: string): void {
   if (!true_) throw new Error(what);
 }
 
+for (const url of ["http://control:8443", "HTTP://127.0.0.1.example:8443", "http://127.0.0.1@control:8443"]) {
+  try {
+    serviceClient(url, "token");
+    check(false, `${url} would get the token in the clear`);
+  } catch (error) {
+    check(String(error).includes("in the clear: use https"), String(error));
+  }
+}
 const client = serviceClient(`${process.env.URL}/v1`, process.env.TOKEN ?? "");
 check((await answered(client.GET("/v1/me"))).id === "alice", "who I am");
 const made: Job = await answered(

@@ -322,6 +322,10 @@ def test_slurms_commands_end_with_the_one_that_fails(tmp_path: Path, monkeypatch
     with pytest.raises(CheckFailed, match=r"on n1 failed: `ls '/no such'` failed: ls: .*No such file"):
         slurm.run([["true"], ["ls", "/no such"], ["rm", str(seen)]])
     assert seen.exists(), "what follows one that failed doesn't run"
+    for said in ("²", "7", "9" * 5000):  # by a hostile control node
+        docker.write_text(f"#!/bin/bash\necho {said}; echo why >&2; exit 1\n")
+        with pytest.raises(CheckFailed, match=r"`the controller's container` failed: why"):
+            slurm.run([["true"]])
 
 
 def test_the_inventory_of_the_settings(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

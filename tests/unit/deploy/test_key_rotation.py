@@ -191,13 +191,15 @@ def test_a_registry_of_an_older_rocstack_is_deployed_anew_first(file: Path, monk
         has = lambda which: which  # noqa: E731
         return SimpleNamespace(name=name, files=files, state=SimpleNamespace(keys={}), container=has, engine=engine)
 
-    nodes = {name: node(name, {}) for name in ("n1", "n2", "n3")}
-    gathered = SimpleNamespace(
-        node=nodes.get, nodes=[*nodes.values()], failures=(), address=desired.facts.address, ssh_hosts={}
-    )
-    monkeypatch.setattr(rotation.facts, "gather", lambda *_, **__: gathered)
     runs = NodeRuns(inventory.path, file.parent / "log", DeployEvents())
-    with pytest.raises(CheckFailed) as caught:
-        rotation.rotate(inventory, runs)
-    assert caught.value.code == "rotation-registry-older"
-    assert "of n1" in caught.value.what
+    # None of ours; and a deploy that was cut off before it replaced the container.
+    for files in ({}, {services.REGISTRY_PULL: "sha", services.OLDER_PULL: "sha"}):
+        nodes = {name: node(name, files) for name in ("n1", "n2", "n3")}
+        gathered = SimpleNamespace(
+            node=nodes.get, nodes=[*nodes.values()], failures=(), address=desired.facts.address, ssh_hosts={}
+        )
+        monkeypatch.setattr(rotation.facts, "gather", lambda *_, found=gathered, **__: found)
+        with pytest.raises(CheckFailed) as caught:
+            rotation.rotate(inventory, runs)
+        assert caught.value.code == "rotation-registry-older"
+        assert "of n1" in caught.value.what

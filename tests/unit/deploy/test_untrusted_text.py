@@ -101,6 +101,7 @@ def specs(texts: list[str]) -> dict[str, Any]:
         **lists,
         "exec": commands,
         "remove": texts,
+        "absent": texts,
         "keep": texts,
         "state": {"x": texts},
         "registry": {"ca": texts[0]},

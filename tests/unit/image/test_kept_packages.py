@@ -42,15 +42,23 @@ def stream(*members: tuple[str, bytes | None]) -> io.BytesIO:
     return io.BytesIO(out.getvalue())
 
 
-def test_plain_files_come_out() -> None:
-    found = [(name, data.read(), size) for name, data, size in kept._members(stream(("./mirror/a.deb", b"x")))]
+def test_plain_files_come_out(tmp_path: Path) -> None:
+    sent = stream(("./mirror/a.deb", b"x"))
+    found = [(name, data.read(), size) for name, data, size in kept._members(sent, tmp_path)]
     assert found == [("mirror/a.deb", b"x", 1)]
 
 
+@pytest.mark.parametrize(("name", "most"), [("SPARE", 1 << 62), ("FILES", 1)])
+def test_a_base_image_fills_no_disk(name: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, name, most)
+    with pytest.raises(tarfile.TarError, match="too many, or the disk"):
+        list(kept._members(stream(("a", b"x"), ("b", b""), ("c", b"")), tmp_path))
+
+
 @pytest.mark.parametrize("member", [("../out", b"x"), ("/out", b"x"), ("a/../../out", b"x"), ("link", None)])
-def test_a_name_that_leads_elsewhere_is_refused(member: tuple[str, bytes | None]) -> None:
+def test_a_name_that_leads_elsewhere_is_refused(member: tuple[str, bytes | None], tmp_path: Path) -> None:
     with pytest.raises(tarfile.TarError):
-        list(kept._members(stream(member)))
+        list(kept._members(stream(member), tmp_path))
 
 
 @pytest.fixture

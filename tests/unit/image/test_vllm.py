@@ -40,11 +40,12 @@ def test_requirements_are_pinned_and_name_no_pytorch() -> None:
 
 
 def test_scripts_find_vllm_alone() -> None:
-    """A person's own PYTHONPATH can't put another vLLM before the image's."""
+    """Neither a person's own PYTHONPATH nor the folder of a job can put another vLLM before the image's."""
     for name in ("vllm", "rocstack-serve"):
         text = Path(paths.images() / "vllm" / name).read_text()
         assert "PYTHONPATH=/opt/vllm/lib" in text
         assert "PYTHONPATH:" not in text
+        assert "exec python3 -P -m " in text
 
 
 def test_a_worker_of_it_has_slurm_and_no_plugin_that_would_hang(default_context: BuildContext) -> None:

@@ -91,7 +91,8 @@ def test_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     mixed = ("mixed\x1f1\x1f1:00\x1fgpu:4", "mixed\x1f1\x1f1:00\x1fgpu:8")
     kinds = ("kinds\x1f1\x1f1:00\x1fgpu:mi300x:8", "kinds\x1f1\x1f1:00\x1fgpu:mi355x:8")
-    answers(monkeypatch, "\n".join((*lines, *mixed, *kinds, "nonsense")))
+    odd = [f"odd\x1f{number}\x1f1:00\x1fgpu:8" for number in ("²", "9" * 5000, "-1", "")]
+    answers(monkeypatch, "\n".join((*lines, *mixed, *kinds, "nonsense", *odd)))
     assert CONTROL.pools() == [
         Pool("train", 3, "infinite", 8, True, "mi300x"),
         Pool("cpu", 4, "1:00", 0, False),

@@ -16,6 +16,7 @@ def test_the_script_writes_settings_that_hold(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     (tmp_path / "srun").write_text(f'#!/bin/sh\nfor last; do :; done\ncp "$last" {kept}\n')
     (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "json.py").write_text("raise SystemExit('a module of the folder that the job runs in')")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_ON_NODE": "2"}
     subprocess.run(["bash", "-c", text], check=True, env=environment, cwd=tmp_path)
     found = load(kept)

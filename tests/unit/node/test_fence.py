@@ -139,6 +139,7 @@ def order(tmp_path: Path, fence: Any = OLD) -> dict[str, Any]:
         "containers": [{**spec, "name": "one"}],
         "remove": ["gone"],
         "exec": [["one", "first"], ["one", "second"]],
+        "absent": [str(tmp_path / "etc/old"), str(tmp_path / "etc/never")],
         "keep": [],
         "state": {"deploy": "mine"},
     }
@@ -166,8 +167,13 @@ def test_a_newer_run_before_the_first_step(tmp_path: Path, engine: Engine) -> No
         apply.apply(order(tmp_path), {}, folder=str(tmp_path / "state"))
     assert engine.asked == []
     assert not (tmp_path / "etc").exists()
-    apply.apply(order(tmp_path, NEW), {}, folder=str(tmp_path / "state"))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/old").write_text("key")
+    done: dict[str, Any] = {}
+    apply.apply(order(tmp_path, NEW), done, folder=str(tmp_path / "state"))
     assert engine.asked == WHOLE
+    assert done["files"] == [str(tmp_path / "etc/conf"), str(tmp_path / "etc/old")]
+    assert not (tmp_path / "etc/old").exists(), "nothing uses it any more"
 
 
 @pytest.mark.parametrize("step", range(len(WHOLE)))

@@ -28,12 +28,24 @@ async def read(body: bytes) -> ModelRequest:
     return await proxy.read(Request({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive), 1 << 20)
 
 
+def part(content: dict[str, Any]) -> bytes:
+    """A request with this part in its message."""
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": [content]}]}).encode()
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
         (b'{"model": "m", "x": [' + b"[]," * 200_000 + b"0]}", "request-too-many-values"),
         (b'{"model": "m", "vllm_xargs": {"kv_transfer_params": {}}}', "request-refused"),
         (b'{"model": "m", "ec_transfer_params": {"a": 1}}', "request-refused"),
+        (b'{"model": "m", "mm_processor_kwargs": {"a": 1}}', "request-refused"),
+        (part({"type": "image_url", "image_url": {"url": "data:x"}, "uuid": "theirs"}), "request-refused"),
+        (part({"type": "image_url", "image_url": None, "uuid": "theirs"}), "request-refused"),
+        (part({"type": "image_embeds", "image_embeds": "AA=="}), "request-refused"),
+        (part({"image_embeds": {"a": "AA=="}}), "request-refused"),
+        (part({"type": "prompt_embeds", "data": "AA=="}), "request-refused"),
+        (part({"type": ["prompt_embeds"], "image_url": {"url": "http://169.254.169.254/"}}), "request-elsewhere"),
     ],
 )
 def test_what_is_nobodys_to_ask(body: bytes, code: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import difflib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,13 @@ from alembic.migration import MigrationContext
 from conftest import CHAT, PEOPLE, Site, lines, settings
 from fake_slurmrestd import FakeSlurmrestd, token
 
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, hinted
 from rocstack.service import config, identity
 from rocstack.service.database import Database
 from rocstack.service.failures import NotSignedIn
+from rocstack.service.routes_cluster import SizeBody
 from rocstack.service.tables import Table
+from rocstack.size import ask
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +137,8 @@ async def test_the_pages_cookie_counts_only_for_our_own_pages(site: Site) -> Non
         ({}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Origin": "http://evil"}, 401),
+        ({"Origin": "https://test"}, 401),  # of somebody on the network, where the page is https
+        ({"Origin": "http://[::1"}, 401),
         ({"Sec-Fetch-Site": "same-origin"}, 200),
         ({"Origin": "http://test"}, 200),
     ):
@@ -259,6 +266,44 @@ async def test_size_by_name_and_never_by_path(site: Site, tmp_path: Path) -> Non
     for path in (str(secret), str(tmp_path), "../models/org/tiny"):
         answer = await alice.post("/v1/size", json={"model": path})
         assert answer.json()["error"]["code"] == "no-such-served-model", path
+
+
+async def test_one_persons_sizes_take_no_others_turn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take a processor for half a minute, and the threads are everybody's."""
+    go, running, most = threading.Event(), [0], [0]
+    real = ask.size
+
+    def slow(body: SizeBody) -> Any:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        go.wait(30)
+        running[0] -= 1
+        return real(body)
+
+    monkeypatch.setattr(ask, "size", slow)
+    asked = {"model": "llama-3.1-8b", "nodes": 1}
+    alice, bob = site.of("alice"), site.of("bob")
+    first = [asyncio.create_task(alice.post("/v1/size", json=asked)) for _ in range(6)]
+    await until(lambda: running[0] == 1)
+    other = asyncio.create_task(bob.post("/v1/size", json=asked))
+    await until(lambda: running[0] == 2)
+    go.set()
+    assert {each.status_code for each in await asyncio.gather(*first, other)} == {200}
+    assert most == [2]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError
+
+
+def test_no_name_of_a_megabyte_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took seconds, in which the service answered nobody."""
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("it is looked for"))
+    assert "did you mean" not in hinted("model_output_run" * 60_000, ("data", "batch"))
 
 
 def test_the_settings_file(tmp_path: Path) -> None:

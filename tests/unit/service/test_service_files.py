@@ -138,6 +138,17 @@ async def test_the_limit_of_a_file_and_the_quota(site: Site) -> None:
     assert (await put(site.of("bob"), half)).status_code == 200
 
 
+async def test_no_end_of_empty_ones_is_free(site: Site) -> None:
+    """The disk's names are everybody's, and no quota of the file system's counts the service's."""
+    alice, begun = site.of("alice"), {"bytes": 10, "filename": "a", "purpose": "fine-tune"}
+    place = f"/v1/uploads/{(await alice.post('/v1/uploads', json=begun)).json()['id']}/parts"
+    codes = [(await alice.post(place, files={"data": ("p", b"")})).status_code for _ in range(40)]
+    assert codes == [200] * 31 + [413] * 9, "2 MiB are 32 of 64 KiB, and the upload is one"
+    assert (await alice.post("/v1/uploads", json=begun)).json()["error"]["code"] == "over-quota"
+    assert (await put(alice, GOOD)).json()["error"]["code"] == "over-quota"
+    assert len(os.listdir(site.data / "alice" / "uploads")) == 31
+
+
 async def test_another_purpose_and_no_file(site: Site) -> None:
     alice = site.of("alice")
     assert (await put(alice, GOOD, purpose="batch")).json()["error"]["code"] == "bad-purpose"

@@ -59,6 +59,24 @@ async def test_the_way_in_and_out(site: Site) -> None:
     assert 'rocstack_token=""' in out.headers["set-cookie"]
 
 
+async def test_nobody_beside_it_signs_people_in_as_himself(site: Site) -> None:
+    """A job's page on another node, or somebody on the network, can give a browser a cookie of a plain name."""
+    site.service.settings = site.service.settings.model_copy(update={"certificate": "c", "key": "k"})
+    page = browser(site, "bob")
+    page.base_url, page.headers["Origin"] = httpx.URL("https://test"), "https://test"
+    assert (await page.get("/jobs")).status_code == 401
+    done = await page.post("/login", data={"token": token("alice")})
+    parts = {part.strip() for part in done.headers["set-cookie"].split(";")}
+    assert {f"__Host-rocstack_token={token('alice')}", "Path=/", "Secure"} <= parts
+    assert not any(part.lower().startswith("domain") for part in parts)
+    assert "alice" in (await page.get("/jobs")).text
+    out = await page.post("/logout")
+    assert {'__Host-rocstack_token=""', "Max-Age=0", "Secure"} <= {
+        part.strip() for part in out.headers["set-cookie"].split(";")
+    }
+    assert (await page.get("/jobs")).status_code == 401
+
+
 @pytest.mark.parametrize(
     "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": ""}]
 )

@@ -138,7 +138,7 @@ async def test_what_goes_to_the_issuer(site: SignInSite) -> None:
         "code_challenge_method",
     }  # fmt: skip
     cookie = begun.headers["set-cookie"]
-    assert {"HttpOnly", "Path=/login", "SameSite=lax"} <= {part.strip() for part in cookie.split(";")}
+    assert {"HttpOnly", "Path=/", "SameSite=lax"} <= {part.strip() for part in cookie.split(";")}
     verifier = cookie.split("=", 1)[1].split(";")[0].split(".")[2]
     assert verifier not in begun.headers["location"]
     other = parse_qs(urlsplit((await site.client.get("/login/issuer")).headers["location"]).query)

@@ -75,7 +75,16 @@ def test_what_each_program_says_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["nothing\n", "tps: 0\n", "tps: 1e99\n", "tps: nan\n", "tps: .\n", "x" * 5000 + "tps: 5\n"]
+    "text",
+    [
+        "nothing\n",
+        "tps: 0\n",
+        "tps: 0.0000000000000000000000001\n",
+        "tps: 1e99\n",
+        "tps: nan\n",
+        "tps: .\n",
+        "x" * 5000 + "tps: 5\n",
+    ],
 )
 def test_what_is_no_speed_is_none(text: str) -> None:
     reader = FigureReader(Figures(tokens=r"tps: (\S+)"))

@@ -90,6 +90,16 @@ def test_cut_anywhere_it_is_a_value_or_the_one_error(path: Path) -> None:
                 parse(part)
 
 
+@pytest.mark.parametrize("path", CASES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_with_odd_numbers_it_is_a_value_or_the_one_error(path: Path) -> None:
+    text, parse = path.with_suffix(".txt").read_text(encoding="utf-8"), parser(path)
+    numbers = list(re.finditer(r"\d+(?:\.\d+)?", text))
+    for each in numbers[:: max(1, len(numbers) // 40)]:
+        for odd in ("9" * 5000, "²", "٣", "1e999", ".", "1.1.1", "nan", ""):
+            with suppress(CheckFailed):
+                parse(text[: each.start()] + odd + text[each.end() :])
+
+
 def test_rvs_ends_that_never_end_cost_little() -> None:
     """A worker's line of some MB: each beginning was read to the end of the line."""
     text = "p2p 1 2 peers: true " + "[GPU:: " * 400_000

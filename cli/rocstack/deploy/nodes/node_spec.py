@@ -63,6 +63,7 @@ class NodeSpec:
     registry: RegistrySpec | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     remove: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()  # files that go
     keep: tuple[str, ...] | None = None  # ids of the images that stay
     state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,6 +78,7 @@ class NodeSpec:
             images=tuple(image for image in self.images if image.id in images),
             commands=tuple(command for command in self.commands if command[0] in names),
             remove=(),
+            absent=(),
             keep=None,
             state={},
         )
@@ -96,6 +98,7 @@ class NodeSpec:
             "images": [image.to_dict() for image in self.images],
             "containers": [{**asdict(each), "command": [], "spec": digests[each.name]} for each in self.containers],
             "remove": self.remove,
+            "absent": self.absent,
             "exec": self.commands,
             "keep": self.keep,
             "state": self.state,

@@ -229,12 +229,14 @@ class DesiredCluster:
         kept = {*self.keep, *(image.id for image in images), *(each.image for each in facts.containers)}
         # Also by what a deploy calls them: containerd's store has ids of its own.
         kept |= {name_on_node(role, ident) for role in self.images for ident in kept}
+        used = {file.path for file in files}
         return NodeSpec(
             files=tuple(files),
             images=tuple(images),
             containers=tuple(containers),
             commands=tuple(commands),
             remove=tuple(sorted(ours - {container.name for container in containers})),
+            absent=tuple(path for path in services.SOME if path in facts.files and path not in used),
             keep=tuple(sorted(kept)),
             state=state,
         )

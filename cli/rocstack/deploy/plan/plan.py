@@ -130,7 +130,8 @@ def changes(spec: NodeSpec, facts: NodeFacts) -> tuple[Change, ...]:
     if facts.unfinished and not out:
         out.append(Change("file", "those of the last deploy", "it was cut off before the services took them"))
     gone = [name for name in spec.remove if facts.container(name)]
-    return (*out, *(Change("remove", name, "not part of this node's roles") for name in gone))
+    out += [Change("remove", name, "not part of this node's roles") for name in gone]
+    return (*out, *(Change("file", path, "nothing uses it any more") for path in spec.absent))
 
 
 def _same(image: Image, current: NodeImage, store: str) -> bool:

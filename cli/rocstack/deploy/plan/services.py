@@ -21,6 +21,7 @@ TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
 PULLS = "/etc/rocstack/pulls"  # a folder, since a mounted file stays the one that it was
 REGISTRY_PULL = f"{PULLS}/accounts"  # those of the nodes
+OLDER_PULL = f"{KEYS}/registry-pull"  # of an older version: one account for all
 CLUSTER = "/etc/rocstack/cluster"  # who the users are
 TRUST = "/etc/rocstack/trust"  # whose images the cluster takes
 SERVICE = "/etc/rocstack/service"
@@ -28,6 +29,11 @@ SERVICE_SETTINGS, SERVICE_DATABASE = f"{SERVICE}/service.json", f"{KEYS}/service
 SERVICE_TLS = (f"{SERVICE}/server.pem", f"{SERVICE}/server.key")
 ISSUER_CA, ISSUER_SECRET = f"{SERVICE}/issuer-ca.pem", f"{SERVICE}/oidc-secret"
 TOKENS_JWT = f"{KEYS}/tokens-jwt.key"  # the JWT key once more, for its own user
+# Secrets that some nodes have, and those of older versions: where nothing uses one any more, it goes.
+SOME = (
+    *(JWT_KEY, DATABASE, REGISTRY, REGISTRY_PULL, OLDER_PULL, SERVER[1]),
+    *(SERVICE_DATABASE, SERVICE_TLS[1], ISSUER_SECRET, ISSUER_CA, TOKENS_JWT),
+)
 WORKER, CONTROL = containers.WORKER, containers.CONTROLLER
 DB, STORE = "rocstack-db", "rocstack-registry"
 API, TOKENS = "rocstack-service", "rocstack-tokens"

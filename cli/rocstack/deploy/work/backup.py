@@ -1,6 +1,7 @@
 """Slurm's state and accounting database into a file on this machine, and back."""
 
 import os
+import re
 import shlex
 import tarfile
 import tempfile
@@ -97,7 +98,7 @@ def restore(ssh_host: SshHost, file: Path, held: ClusterLock) -> list[int]:
         raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
     if code:
         raise CheckFailed.of("restore-failed", host=ssh_host.host, why=why)
-    return sorted({int(word) for word in jobs.split() if word.isdigit()})
+    return sorted({int(word) for word in jobs.split() if re.fullmatch("[0-9]{1,10}", word)})
 
 
 def _run(

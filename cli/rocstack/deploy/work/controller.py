@@ -1,5 +1,6 @@
 """Slurm's controller as a deploy works it: steps on the control node, and questions by ssh."""
 
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,7 +84,8 @@ class Controller:
         done = self._asked(command, script(lines), 2 * TIMEOUT_S + len(lines))
         if done.returncode:
             number = "".join(done.stdout.split()[-1:])
-            line = lines[int(number)] if number.isdigit() else "the controller's container"
+            at = int(number) if re.fullmatch("[0-9]{1,6}", number) else len(lines)
+            line = lines[at] if at < len(lines) else "the controller's container"
             raise self._error("failed", f"`{line}` failed: {last_line(done.stderr)}")
 
     def _work(self, *steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

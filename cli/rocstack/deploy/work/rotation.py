@@ -60,8 +60,9 @@ def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> 
         raise BadInput.of("rotation-undeployed", node=inventory.control.name)
     rotation.check(state.keys if state else {})
     registries = {} if rotation.begun else _registries(inventory, gathered)
-    # The file of one that an older rocstack deployed lies elsewhere: its old passwords would go on opening it.
-    if older := [name for name, node in registries.items() if services.REGISTRY_PULL not in node.files]:
+    # One that an older rocstack deployed has its file elsewhere until a deploy has replaced it: its old passwords would
+    # go on opening it.
+    if older := [name for name, node in registries.items() if _is_older(node)]:
         raise CheckFailed.of("rotation-registry-older", nodes=", ".join(older))
     entry = {"command": "rotate-keys", "nodes": [host.name for host in inventory.nodes]}
     fence = max(node.fence for node in gathered.nodes)
@@ -77,6 +78,10 @@ def rotate(inventory: Inventory, node_runs: NodeRuns, sign: Sign = unsigned) -> 
         else:
             rotation.finish()
     return RotationOutcome(tuple(rows), failed, rotation.begun)
+
+
+def _is_older(registry: NodeFacts) -> bool:
+    return services.OLDER_PULL in registry.files or services.REGISTRY_PULL not in registry.files
 
 
 def _registries(inventory: Inventory, gathered: Gathered) -> dict[str, NodeFacts]:

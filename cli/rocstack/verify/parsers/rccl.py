@@ -20,7 +20,7 @@ _FIELDS = {
     "tests": re.compile(r"(?:rccl|nccl)-tests:? +[Vv]ersion +(\S+)"),
     "library": re.compile(r"^(?:RCCL|NCCL) version *:? *(\S+)"),
     "bounds": re.compile(r"^# Out of bounds values : (\d+)"),
-    "average": re.compile(r"^# Avg bus bandwidth +: ([\d.]+)"),
+    "average": re.compile(r"^# Avg bus bandwidth +: (\d+(?:\.\d*)?)"),
 }
 _RANK = re.compile(r"^# +Rank +(\d+)\b")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z]")
@@ -132,11 +132,14 @@ def _row(words: list[str]) -> CollectiveRow:
 
 def _timing(words: list[str]) -> Timing:
     us, algbw, busbw = (float(word) for word in words[:3])
+    wrong = None if words[3] == "N/A" else float(words[3])
     if not (math.isfinite(busbw) and busbw >= 0):  # a division by nothing is no speed, and would meet any threshold
+        raise ValueError
+    if wrong is not None and not math.isfinite(wrong):
         raise ValueError
     if re.match(r"0\d", words[3]):  # a node's name that begins with a digit was behind it
         raise ValueError
-    return Timing(us, algbw, busbw, None if words[3] == "N/A" else int(float(words[3])))
+    return Timing(us, algbw, busbw, None if wrong is None else int(wrong))
 
 
 _INFO = re.compile(r"N?CCL INFO (.*)")

@@ -20,6 +20,7 @@ from rocstack.base.words import AtKey
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
 _SCALARS = ("str", "int", "float", "bool", "null", "timestamp")
+_CONFLICT = re.compile(r"(?:<{7}|={7}|>{7})(?: |$)")  # git's marks
 _OF_UNION = re.compile(r"(literal|function-[a-z]+|constrained-[a-z]+)\[|(str|int)$")  # pydantic's, of an alternative
 _PLAIN = {  # pydantic's, that speak of Python
     "tuple_type": "a list: [a, b]",
@@ -273,7 +274,7 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
     """
 
     def refuse(what: str, line: int | None) -> BadInput:
-        return BadInput(what, code="bad-yaml", where=Where(path, line))
+        return BadInput.of("odd-yaml", Where(path, line), why=what)
 
     odd = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if odd:
@@ -294,6 +295,9 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         place = min(mark.line, text.rstrip().count("\n")) + first_line if mark else None  # not behind the end
         rows = text.split("\n")
+        marked = next((number for number, row in enumerate(rows) if _CONFLICT.match(row)), None)
+        if marked is not None:
+            raise BadInput.of("merge-conflict", Where(path, marked + first_line)) from None
         if mark and re.match(r" *\t", rows[min(mark.line, len(rows) - 1)]):
             raise BadInput.of("tab-indents", Where(path, place)) from None
         raise BadInput.of("bad-yaml", Where(path, place), why=getattr(error, "problem", None) or error) from None
@@ -319,6 +323,8 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
             return [value(item, (*loc, index)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
             raise refuse(f"the YAML tag '{node.tag}' is not supported", line)
+        if kind in ("int", "float") and is_other_number(node.value):
+            raise refuse(f"{node.value[:40]} is read to the base of 8 or 60 by YAML: write the number, or a text", line)
         try:
             return loader.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError):
@@ -331,6 +337,15 @@ def parse(text: str, path: str, *, first_line: int = 1) -> Document:
         space = ", with a space after the colon" if colon else ""
         raise refuse(f"the file must hold a mapping (key: value){space}", root.start_mark.line + first_line)
     return Document(path, value(root, ()), lines)
+
+
+def is_other_number(word: str) -> bool:
+    """Whether YAML makes another number of it than people do: 010 is 8, and 1:30 is 90.
+
+    >>> [is_other_number(word) for word in ("0022", "1:30", "22", "0", "0x16", "-0.5")]
+    [True, True, False, False, False, False]
+    """
+    return ":" in word or re.fullmatch(r"[+-]?0[0-7_]+", word) is not None
 
 
 def with_values(text: str, values: Mapping[Path_, str]) -> str:

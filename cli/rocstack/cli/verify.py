@@ -30,7 +30,7 @@ def verify(
     watch: Annotated[bool, Flag("Repeat until Ctrl-C; show what changed and keep a history.")] = False,
     every: Annotated[str, Flag("Time between two runs of --watch: 10m, 1h.")] = "10m",
     history: Annotated[bool, Flag("Show the last runs and stop.")] = False,
-    list_checks: Annotated[bool, Flag("List all checks and stop.", ("--list",))] = False,
+    list_checks: Annotated[bool, Flag("List all checks, or those of --only, and stop.", ("--list",))] = False,
     export_cvs: Annotated[Path | None, Flag("Write inventory and configuration for AMD's cvs to this folder.")] = None,
     json: Json = False,
 ) -> None:
@@ -53,7 +53,7 @@ def verify(
         if together:
             raise BadInput.of("no-combination", why=why)
     if list_checks:
-        return _list(json)
+        return _list(choice.only or "", json)
     if history:
         return show_history(json=json)
     if export_cvs:
@@ -81,10 +81,10 @@ def verify(
     raise typer.Exit(0 if result.ok else BUSY if result.run.busy and not result.run.failed else 1)
 
 
-def _list(json: bool) -> None:
+def _list(pattern: str, json: bool) -> None:
     from rocstack.verify import suite
 
-    checks = suite.listed()
+    checks = suite.fitting(pattern)
     if json:
         print_json({"checks": [check.model_dump(mode="json") for check in checks]})
         return

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from rocstack.base.image_names import registry_text
 from rocstack.base.words import Duration, Value
 
-Count = Annotated[int, Field(ge=0)]
+MOST = 0xFFFFFFFD  # the numbers above mean something else to Slurm
+Count = Annotated[int, Field(ge=0, le=MOST)]
 Some = Annotated[int, Field(ge=1)]
 Wave = Annotated[int | str, AfterValidator(lambda value: _share(value, 1))]  # a number of nodes, or 25%
 Budget = Annotated[int | str, AfterValidator(lambda value: _share(value, 0))]

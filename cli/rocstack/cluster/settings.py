@@ -29,7 +29,7 @@ from rocstack.base.words import (
 )
 from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
-from rocstack.cluster.operation import Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
+from rocstack.cluster.operation import MOST, Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
 from rocstack.cluster.service import ClusterService
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.node import hostlist
@@ -45,8 +45,7 @@ SYSTEM = {  # users of the images
 }  # fmt: skip
 TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
 MOMENT = "%Y-%m-%dT%H:%M"
-Limit = Annotated[int, Field(ge=-1)]
-Weight = Annotated[int, Field(ge=0, le=0xFFFFFFFD)]  # the numbers above mean something else to Slurm
+Limit = Annotated[int, Field(ge=-1, le=MOST)]
 _IMAGES_OWN = ("bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var")
 
 
@@ -127,11 +126,11 @@ class Person(Value):
 class Priorities(Value):
     """Weights of a job's priority; the QoS counts most."""
 
-    age: Weight = 1000
-    fairshare: Weight = 10000
-    qos: Weight = 100000
-    size: Weight = 500
-    partition: Weight = 1000
+    age: Count = 1000
+    fairshare: Count = 10000
+    qos: Count = 100000
+    size: Count = 500
+    partition: Count = 1000
 
 
 class Reservation(Value):
@@ -290,6 +289,8 @@ class ClusterSettings(Value):
         for field, names in (("partitions", self.partitions), ("accounts", self.accounts)):
             if VERIFY in names:
                 yield (field, VERIFY), f"'{VERIFY}' {of_suite}: take another name"
+        if ROOT in self.accounts:
+            yield ("accounts", ROOT), f"'{ROOT}' is the account above all others, which Slurm makes: take another name"
         if "default" in self.partitions:
             yield ("partitions", "default"), "Slurm reads 'default' as the default of all partitions: take another name"
         for name in self.users:

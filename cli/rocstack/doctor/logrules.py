@@ -268,13 +268,16 @@ class _Start:
 
 
 # Not that of a PCIe slot, which is another matter.
-LINK = re.compile(r"(?<!\S)(?P<device>(?!Slot\()\S{1,64}): (?:NIC )?link (?:is )?(?P<state>up|down)\b", re.IGNORECASE)
+LINK = re.compile(
+    r"(?<!\S)(?P<device>(?!Slot\()\S{1,64})(?:: (?:NIC )?link (?:is )?| CXI_EVENT_LINK_)(?P<state>up|down)\b",
+    re.IGNORECASE,
+)
 
 
 class _Links:
     """Links that went down: not those that come up for the first time afterwards, as on each start of a node."""
 
-    keys = (b"ink is Down", b"ink down", b"ink is Up", b"ink up", b"ink is down", b"ink is up")
+    keys = (b"ink is Down", b"ink down", b"ink is Up", b"ink up", b"ink is down", b"ink is up", b"CXI_EVENT_LINK_")
 
     def __init__(self) -> None:
         self.up: dict[tuple[str | None, str], int] = {}  # node and device -> the first line, of this file

@@ -306,7 +306,7 @@ class VerifyOptions:
             show_default=False,
         ),
     ] = None
-    only: Annotated[str, Flag("Run only checks whose name matches: munge, 'mpi-*'.", metavar="PATTERN")] = ""
+    only: Annotated[str | None, Flag("Run only checks whose name matches: munge, 'mpi-*'.", metavar="PATTERN")] = None
     report: Annotated[Path | None, Flag("Folder to write the report to; default: a new one for each run.")] = None
     user: Annotated[str, Flag("Slurm user to run the jobs as; default: rocstack-verify, which deploy creates.")] = ""
     wait: Annotated[str, Flag("Time that a job may wait in the queue: 5m, 2h.")] = "5m"

@@ -140,13 +140,16 @@ def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | N
         raise BadInput.of(
             "no-combination", why="--evidence judges without the cluster: leave out the inventory and --user"
         )
+    if options.only == "":  # an empty variable of a script, which is not to run everything
+        raise BadInput.of("empty-pattern")
     chosen = settings()
     inventory = None if options.evidence else inventory_path(chosen, options.inventory)
     folder = report_folder(options)
     wait = duration("--wait", options.wait)
     level = 3 if options.level is None else options.level
     runs = runs_folder() if inventory else None
-    asked = suite.SuiteOptions(folder, inventory, options.evidence, level, options.only, options.user, wait, runs)
+    only = options.only or ""
+    asked = suite.SuiteOptions(folder, inventory, options.evidence, level, only, options.user, wait, runs)
     return suite.run(asked, on_event), folder, inventory
 
 

@@ -334,7 +334,7 @@ def read(path: Path) -> Run:
         raise BadInput.of("no-report", file=path) from None
     except BadInput:
         raise
-    except ValueError:
+    except (ValueError, TypeError, AttributeError, RecursionError):  # nothing of its shape holds
         raise BadInput.of("bad-report", path) from None
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,8 @@ def run(options: SuiteOptions, on_event: OnEvent) -> Run:
     if stopped:
         raise _again(stopped[0])
     if code == _NO_TESTS and options.only:
-        known = [check.name for check in listed()]
-        raise BadInput.of("unknown-check", pattern=options.only, hint=did_you_mean(options.only, known))
+        least = min(check.level for check in fitting(options.only))
+        raise BadInput.of("check-above-level", pattern=options.only, level=least, asked=options.level)
     if code not in _ENDED or not (options.folder / REPORT).exists():
         log = options.folder / LOG
         lines = [text for text in log.read_text(errors="replace").strip().splitlines() if text.strip()]
@@ -150,6 +151,22 @@ def listed() -> list[Check]:
     with tempfile.TemporaryDirectory() as folder:
         _pytest(SuiteOptions(Path(folder), level=max(LEVELS)), on_event, "--collect-only")
     return all_checks
+
+
+def fitting(pattern: str) -> list[Check]:
+    """Those whose name matches; without a pattern, all.
+
+    Raises:
+        BadInput: none does.
+        CheckFailed: as `run`.
+    """
+    known = listed()
+    found = [check for check in known if fnmatchcase(check.name, pattern or "*")]
+    if not found:
+        names = [check.name for check in known]
+        hint = f"{did_you_mean(pattern, names) or ''}{'; one pattern can be given' if ',' in pattern else ''}"
+        raise BadInput.of("unknown-check", pattern=pattern, hint=hint.removeprefix("; "))
+    return found
 
 
 def _again(error: Mapping[str, Any]) -> RocstackError:

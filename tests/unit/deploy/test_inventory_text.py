@@ -72,6 +72,12 @@ WRONG = {
                         "inv.yml:7", "'hosts' of group 'workers' is a list"),
     "a group with a letter that is none": (("workers", "w\u043erkers"), "inv.yml:4", "did you mean 'w\u043erkers'?"),
     "nodes alike": (("w2:", "W1:"), "inv.yml:8", "differ only in upper and lower case"),
+    "brackets": (("192.0.2.3", "'[2001:db8::5]'"), "inv.yml:9", "has brackets, which ssh takes for"),
+    "an octal port": (("192.0.2.3", "w2\n      ansible_port: 0022"), "inv.yml:10", "0022 of w2 is another number"),
+    "hosts in one text": (("    w1: {ansible_host: 192.0.2.2}\n    w2:\n      ansible_host: 192.0.2.3", "    w1,w2"),
+                          "inv.yml:7", "'w1,w2' can't be the name of a Slurm node"),
+    "variables in a list": (("      ansible_host: 192.0.2.3", "      - ansible_host: 192.0.2.3"),
+                            "inv.yml:9", "the variables of host 'w2' are a list"),
     "a node's name": (("w2:", "192.0.2.9:"), "inv.yml:8", "'192.0.2.9' is an address"),
 }  # fmt: skip
 
@@ -98,6 +104,7 @@ WRONG_INI = {
         "inv:5",
         "'ansible_host' beside w1 is no",
     ),
+    "a variable as a host": (("w2\n", "ansible_user=root\n"), "inv:6", "'ansible_user=root' can't be the name"),
     "a child": (("[workers:vars]", "[big:children]\nworkes\n[workers:vars]"), "inv:9", "did you mean 'workers'?"),
     "a range": (("w2\n", "w[1-4]\n"), "inv:6", "did you mean 'w[1:4]'?"),
     "a line without a value": (("ansible_user=root", "ansible_user"), "inv:9", "'ansible_user' beside workers is no"),
@@ -229,7 +236,7 @@ def test_variables_of_the_persons_own_are_theirs(word: str) -> None:
 
 
 GOOD_VALUES: list[tuple[str, Any]] = [
-    ("ansible_host", "node-1.example.com"), ("ansible_host", "fe80::1%eth0"), ("ansible_host", "[2001:db8::5]"),
+    ("ansible_host", "node-1.example.com"), ("ansible_host", "fe80::1%eth0"), ("ansible_host", "2001:db8::5"),
     ("ansible_host", "my_node"), ("ansible_host", "{{ ip }}"), ("ansible_host", {"__ansible_vault": "x"}),
     ("ansible_port", "2222"), ("ansible_port", 22), ("ansible_port", None), ("ansible_user", 1000), ("x", ["a"]),
 ]  # fmt: skip

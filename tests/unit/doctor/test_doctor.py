@@ -36,6 +36,7 @@ LOGS = sorted(DATA.glob("*.log"))
 HEALTHY = sorted(DATA.glob("healthy/*.log"))
 NOTES = {  # of healthy logs: what is worth a word there
     "rccl-one-node": ("rccl-no-ib-device", "tcp-one-node"),
+    "rccl-one-node-no-verbs": ("rccl-no-libibverbs", "tcp-one-node"),
     "time-limit": ("slurm-time-limit",),
     "rccl-libfabric-without-verbs": ("rccl-no-ib-device",),
     "verbs-other-provider": ("verbs-provider-missing",),

@@ -16,6 +16,7 @@ from made_runs import on, result, run
 from simulated_run import simulated_run
 
 from rocstack.base import paths
+from rocstack.base.errors import BadInput
 from rocstack.verify import artifacts, outliers
 from rocstack.verify.report import drawings, matrix, page
 from rocstack.verify.result import ITEMS, Measure, NodeSeen, Run, read
@@ -338,3 +339,14 @@ def test_a_report_that_is_read_again_makes_the_same_page(tmp_path: Path) -> None
     (tmp_path / "report.json").write_text(found.dumps())
     again: Run = read(tmp_path)
     assert page.html(again) == page.html(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[1]", '{"schema": 1, "results": [1]}', '{"schema": 1, "results": 7}', '{"a": ' + "[" * 100_000],
+    ids=range(5),
+)
+def test_what_is_no_report_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(BadInput, match="not a report of rocstack"):
+        read(tmp_path)

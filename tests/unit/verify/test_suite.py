@@ -230,6 +230,21 @@ def test_options_that_do_not_go_together(line: str, cli: Cli) -> None:
     assert (found.code, "options that don't go together" in found.err) == (2, True), found.err
 
 
+def test_a_pattern_that_fits_no_check_of_the_levels(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = suite.Check.model_construct(name="soak", level=4)
+    monkeypatch.setattr(suite, "listed", lambda: [one])
+    monkeypatch.setattr(suite, "_pytest", lambda options, on_event: suite._NO_TESTS)
+    assert suite.fitting("soa*") == suite.fitting("") == [one]
+    for pattern, says in (
+        ("soak,gids", "one pattern can be given"),
+        ("soka", "did you mean 'soak'?"),
+        ("soak", "a check of level 4, and --level 3 ends below it"),
+        ("", "--only is empty"),
+    ):
+        found = cli("verify", "--evidence", str(GOOD), "--only", pattern)
+        assert (found.code, says in found.err) == (2, True), found.err
+
+
 def test_an_error_of_the_other_process_is_as_it_was() -> None:
     where = "inventory.yml:3"
     said = {"code": "x", "what": "w", "where": where, "cause": "c", "next": "n", "exit_code": 3}

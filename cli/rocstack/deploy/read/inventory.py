@@ -321,6 +321,8 @@ def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
             raise BadInput.of("node-names-alike", at, one=other, other=name)
         if is_address(name):
             raise BadInput.of("node-name-address", text.of(name), name=name)
+        if re.search(r"[,;=\s]", name):
+            raise BadInput.of("node-name-words", text.of(name), name=repr(name)[1:-1])
         if not is_node_name(name):
             raise BadInput.of("bad-node-name", text.of(name), name=repr(name)[1:-1])
 

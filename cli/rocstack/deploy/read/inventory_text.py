@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from rocstack.base import document
 from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.text import distance
 
@@ -261,6 +262,8 @@ class _Yaml:
             elif key.value == "vars":
                 self._variables(group, value)
             elif key.value == "hosts":
+                if isinstance(value, yaml.ScalarNode):
+                    self.text.names.setdefault(value.value, self._where(value))
                 for host, variables in self._pairs(value):
                     if host.tag == MERGE:
                         continue
@@ -270,6 +273,9 @@ class _Yaml:
                         self.text._lost.append(error)
                     self.text._range(host.value, self._where(host))
                     self.text.names.setdefault(host.value, self._where(host))
+                    if isinstance(variables, yaml.SequenceNode):
+                        at = self._where(variables)
+                        self.text._lost.append(BadInput.of("inventory-host-list", at, host=host.value))
                     self._variables(host.value, variables)
                     self._hosts_inside(host.value, variables)
             elif key.value == "children":
@@ -298,8 +304,14 @@ class _Yaml:
         for key, value in self._pairs(node):
             at = self._where(key)
             self.text._add(owner, key.value, at)
-            if value.tag == "tag:yaml.org,2002:int" and len(value.value) > _DIGITS:
-                said, why = f"{value.value[:20]}...", "is too long a number"
+            if value.tag != "tag:yaml.org,2002:int":
+                continue
+            said, why = value.value, ""
+            if len(said) > _DIGITS:
+                said, why = f"{said[:20]}...", "is too long a number"
+            elif document.is_other_number(said) and key.value.startswith(("ansible_", "rocstack_")):
+                why = "is another number to YAML, which reads it to the base of 8 or 60"
+            if why:
                 bad = BadInput.of("bad-variable", at, variable=key.value, value=said, name=owner, why=why)
                 self.text._lost.append(bad)
 

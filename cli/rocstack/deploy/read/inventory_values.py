@@ -104,6 +104,8 @@ def wrong(variable: str, value: Any) -> str | None:
         return f"is a {'list' if isinstance(value, list) else 'mapping'}, where one text belongs"
     if variable in _TEXTS and isinstance(value, bool):
         return "is true or false, where a text belongs"
+    if variable in _ADDRESSES and str(value).startswith("["):
+        return "has brackets, which ssh takes for a part of the name: write the address alone"
     if variable in _ADDRESSES and value and not is_host(str(value)):
         return "is neither an address nor a host name"
     if variable in _PORTS and not _is_port(value):
@@ -177,6 +179,6 @@ def is_address(text: str) -> bool:
 
 def is_host(text: str) -> bool:
     """Whether it can be an address or a host's name. 10.0.0.300 and 10.0.0 can't, though ssh would take the last."""
-    if is_address(text.removeprefix("[").removesuffix("]")):
+    if is_address(text):
         return True
     return bool(_ADDRESS.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)

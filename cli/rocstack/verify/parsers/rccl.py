@@ -26,6 +26,12 @@ _RANK = re.compile(r"^# +Rank +(\d+)\b")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z]")
 _COLUMNS = (11, 12, 13)  # older ones have no root, those of 2021 and of collectives that don't reduce no redop
 _TIMED = re.compile(r"(?:\d[\d.e+]* +[\d.]+ +[\d.]+ +(?:\d[\d.e+]*|N/A) *){1,2}")  # what a row goes on with
+# A row that somebody else's words end, without a space: UCX says its warnings on standard output, too. What options of
+# the tool's own add to a row stands behind a space.
+_INTERRUPTED = re.compile(
+    r"(\d+\s+\d+\s+[a-z]\w*(?:\s+[a-z]+)?\s+-?\d+"
+    r"(?:\s+[\d.]+(?:e[+-]\d+)?\s+[\d.]+\s+[\d.]+\s+(?>\d+(?:\.\d+)?(?:e[+-]\d+)?|N/A)){0,2})(?=[A-Za-z[])"
+)
 # Bounded, since a worker may print lines of some MB. "N/A" of a row may stand right before the node's name.
 _OF_RCCL = re.compile(
     r"(?:\[\d{4}-\d\d-\d\d [\d:.]{8,20}\] )?(?<!/)[A-Za-z][\w.-]{0,63}:\d{1,10}:\d{1,10} \[-?\d{1,4}\] "
@@ -99,7 +105,8 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
             ranks.add(match[1])
         own = without_rccl(line).strip()
         if _ROW.match(own):
-            started.append((number, own.split()))
+            part = _INTERRUPTED.match(own)
+            started.append((number, (part[1] if part else own).split()))
         elif started and len(started[-1][1]) < min(_COLUMNS) and _TIMED.fullmatch(own):
             started[-1][1].extend(own.split())
     rows = []

@@ -122,14 +122,16 @@ placed() {
   done
 }
 
-# set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there.
+# set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there,
+# and by all processors, which pip doesn't.
 set_up() {
   rm -rf "$version" && mkdir -p "$version" "$fresh/wheels" && placed &&
     python=$version/python/bin/$PYTHON && pip=$(ls "$fresh"/wheels/pip-[0-9]*.whl)/pip &&
-    "$python" -I -m compileall -q "$version/python/lib" && "$python" -I -m venv --without-pip "$version/env" &&
+    "$python" -I -m venv --without-pip "$version/env" &&
     "$version/env/bin/python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
-      --no-cache-dir --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
+      --no-cache-dir --no-compile --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
       --require-hashes -r "$fresh/requirements.txt" &&
+    "$python" -I -m compileall -q -j 0 "$version/python/lib" "$version/env/lib" &&
     "$version/env/bin/rocstack" --version && : >"$version/.complete"
 }
 

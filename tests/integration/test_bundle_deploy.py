@@ -98,7 +98,10 @@ def test_two_nodes_without_a_network(place: Releases, written: dict[str, Any], b
     engine("build", "--quiet", "--tag", name, "-", stdin=f"FROM {base}\n{packages}")
     engine("save", "--output", str(folder / "servers.tar"), base, node)
     script = f"""
-cpu() {{ cat /sys/fs/cgroup/cpuacct/cpuacct.usage 2>/dev/null || awk '/^usage_usec/ {{ print $2 "000" }}' /sys/fs/cgroup/cpu.stat; }}
+cpu() {{
+  cat /sys/fs/cgroup/cpuacct/cpuacct.usage 2>/dev/null ||
+    awk '/^usage_usec/ {{ print $2 "000" }}' /sys/fs/cgroup/cpu.stat
+}}
 spent() {{ echo "$1 after $(($(date +%s) - began)) s, $((($(cpu) - burnt) / 1000000000)) s of the processor"; }}
 test -z "$(tail -n +2 /proc/net/route)"
 dockerd --iptables=false --ip6tables=false --bridge=none >/log 2>&1 &

@@ -122,8 +122,11 @@ placed() {
   done
 }
 
+# compiled: by all processors, or by one where there is no /dev/shm
+compiled() { "$python" -I -m compileall -q -j 0 "$1" || "$python" -I -m compileall -q "$1"; }
+
 # set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there,
-# and by all processors, which pip doesn't.
+# which pip does by one processor. A wheel may have files for other Pythons: they are no failure.
 set_up() {
   rm -rf "$version" && mkdir -p "$version" "$fresh/wheels" && placed &&
     python=$version/python/bin/$PYTHON && pip=$(ls "$fresh"/wheels/pip-[0-9]*.whl)/pip &&
@@ -131,7 +134,7 @@ set_up() {
     "$version/env/bin/python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
       --no-cache-dir --no-compile --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
       --require-hashes -r "$fresh/requirements.txt" &&
-    "$python" -I -m compileall -q -j 0 "$version/python/lib" "$version/env/lib" &&
+    compiled "$version/python/lib" && { compiled "$version/env/lib" || true; } &&
     "$version/env/bin/rocstack" --version && : >"$version/.complete"
 }
 

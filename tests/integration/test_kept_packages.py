@@ -43,7 +43,7 @@ def test_both_images_without_a_mirror(site: Workspace) -> None:
 
 
 def test_the_mirror_was_not_reached_at_all(site: Workspace) -> None:
-    code, said = build(site, "--role", "control", "--set", "attempts=1")
+    code, said = build(site.with_env(ROCSTACK_ATTEMPTS="1"), "--role", "control")
     assert code == 1, said
     assert "127.0.0.1" in said
 

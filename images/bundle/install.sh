@@ -122,14 +122,19 @@ placed() {
   done
 }
 
-# set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there.
+# compiled: by all processors, or by one where there is no /dev/shm
+compiled() { "$python" -I -m compileall -q -j 0 "$1" || "$python" -I -m compileall -q "$1"; }
+
+# set_up: made where it stays, since programs name their Python by its path. Compiled, for users who can't write there,
+# which pip does by one processor. A wheel may have files for other Pythons: they are no failure.
 set_up() {
   rm -rf "$version" && mkdir -p "$version" "$fresh/wheels" && placed &&
     python=$version/python/bin/$PYTHON && pip=$(ls "$fresh"/wheels/pip-[0-9]*.whl)/pip &&
-    "$python" -I -m compileall -q "$version/python/lib" && "$python" -I -m venv --without-pip "$version/env" &&
+    "$python" -I -m venv --without-pip "$version/env" &&
     "$version/env/bin/python" -I "$pip" --isolated --disable-pip-version-check install --quiet --no-index \
-      --no-cache-dir --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
+      --no-cache-dir --no-compile --no-deps --root-user-action=ignore --no-warn-script-location --find-links "$fresh/wheels" \
       --require-hashes -r "$fresh/requirements.txt" &&
+    compiled "$version/python/lib" && { compiled "$version/env/lib" || true; } &&
     "$version/env/bin/rocstack" --version && : >"$version/.complete"
 }
 

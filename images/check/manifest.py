@@ -23,6 +23,17 @@ def read_status(root: Path) -> dict[str, dict[str, str]]:
     return packages
 
 
+def sources(packages: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The source package of those that have another name or version than it: `name`, or `name@version`. Debian's and
+    Ubuntu's security data is by source package."""
+    found = {}
+    for name, fields in sorted(packages.items()):
+        source = re.fullmatch(r"(\S+)(?: \((\S+)\))?", fields.get("Source", ""))
+        if source:
+            found[name] = f"{source[1]}@{source[2]}" if source[2] else source[1]
+    return found
+
+
 def closure(wanted: list[str], packages: dict[str, dict[str, str]], providers: dict[str, list[str]]) -> set[str]:
     seen: set[str] = set()
     queue = list(wanted)
@@ -163,6 +174,7 @@ def main() -> None:
         },
         "smoke": smoke,
         "packages": {n: packages[n]["Version"] for n in sorted(packages)},
+        "sources": sources(packages),
         "wheels": {n: v for n, (v, _) in sorted(wheels.items())},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

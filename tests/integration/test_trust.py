@@ -152,16 +152,22 @@ def test_the_history_says_who_signed_each_line(ours: Site) -> None:
     engine("exec", node, "rm", "/etc/rocstack/trust")
     done = ours.run("deploy")
     assert done.code == 0, done.err
-    path = "/var/lib/rocstack/history.jsonl"
     read = ours.run("status", "--history")
     assert (read.code, read.json["deploys"][-1]["signed"]) == (0, THEIRS.public.fingerprint), read.out
-    engine("exec", node, "cp", path, "/root/history")
-    try:
-        engine("exec", node, "sed", "-i", '$s/"outcome": "done"/"outcome": "failed"/', path)
-        read = ours.run("status", "--history")
-        assert (read.code, read.json["deploys"][-1]["signed"]) == (1, "changed"), read.out
-    finally:
-        engine("exec", node, "cp", "/root/history", path)
+    assert read.json["journal"] == THEIRS.public.fingerprint
+    for file, change in (
+        ("history.jsonl", '$s/"outcome": "done"/"outcome": "failed"/'),
+        ("deploy.json", 's/"healthy": true/"healthy": false/'),
+    ):
+        path = f"/var/lib/rocstack/{file}"
+        engine("exec", node, "cp", path, "/root/kept")
+        try:
+            engine("exec", node, "sed", "-i", change, path)
+            read = ours.run("status", "--history")
+        finally:
+            engine("exec", node, "cp", "/root/kept", path)
+        found = read.json["journal"] if file == "deploy.json" else read.json["deploys"][-1]["signed"]
+        assert (read.code, found) == (1, "changed"), read.out
 
 
 def test_another_signer_is_refused(ours: Site) -> None:

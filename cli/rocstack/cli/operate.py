@@ -62,6 +62,7 @@ def status(
 
 
 def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
+    from rocstack.deploy.state.history import CHANGED, UNSIGNED
     from rocstack.steps.deploy import history as step
 
     found = step(choice)
@@ -88,8 +89,11 @@ def _show_history(choice: StatusOptions, *, json: bool, most: int = 20) -> None:
         out.say(f"{count(found.unread, 'line')} of the history can't be read")
     if found.forged:
         out.say(f"{count(found.forged, 'line')} came after one that a trusted key signed; the signed one counts")
+    if found.journal:
+        how = found.journal if found.journal in (CHANGED, UNSIGNED) else f"as {found.journal} signed it"
+        out.say(f"deploy.json, where the releases are: {how}")
     if not found.ok:
-        out.say("the history was changed: somebody who may write on the control node did it; ask who")
+        out.say("something was changed: somebody who may write on the control node did it; ask who")
     raise typer.Exit(0 if found.ok else 1)
 
 

@@ -170,7 +170,7 @@ def _show_layers(result: Rebuilt) -> None:
     layers, image = count(len(result.original.diff_ids), "layer"), f"{result.image.reference}: {result.image.image_id}"
     if result.ok:
         times = sum(each.times for each in result.layers)
-        more = f"; the time of change of {count(times, 'file')} differs" if times else ", by every byte"
+        more = f"; {count(times, 'file')} differ in times, or are there again as below" if times else ", by every byte"
         out.say(f"{image} has the content of {result.original.reference}: {layers}{more}")
     else:
         differ = sum(bool(each.found) for each in result.layers)

@@ -35,6 +35,7 @@ class _Manifest(_Part):
     size: _Size
     smoke: dict[str, _Seen]
     packages: dict[str, str]
+    sources: dict[str, str] = {}  # package -> its source package, name or name@version, where that is another
     wheels: dict[str, str]
 
 

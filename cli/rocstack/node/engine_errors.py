@@ -28,6 +28,7 @@ PATTERNS = {
     "not-found": r"manifest unknown|not found: manifest|name unknown|repository .* not found|\b404\b",
     "engine-old": r"zstd|unsupported media type|mediatype",
     "read-only": r"read-only file system",
+    "takes-nothing": r"status: 405\b",
     "unreachable": r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out"
     r"|no route to host|network is unreachable|temporary failure",
 }

@@ -6,7 +6,7 @@ from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.node import engine_errors
 
 TRANSIENT = frozenset({"busy", "unreachable"})
-_KINDS = {*TRANSIENT, "bad-name", "denied", "full", "no-host", "plain-http", "untrusted"}
+_KINDS = {*TRANSIENT, "bad-name", "denied", "full", "no-host", "plain-http", "takes-nothing", "untrusted"}
 
 
 def classify(message: str) -> str:
@@ -36,6 +36,8 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
             return Missing.of("registry-plain-http", host=host, cause=cause)
         case "full":
             return CheckFailed.of("registry-full", host=host, reference=reference, cause=cause)
+        case "takes-nothing":
+            return CheckFailed.of("registry-read-only", host=host, reference=reference, cause=cause)
         case "bad-name":
             return BadInput.of("registry-bad-name", reference=reference, cause=cause)
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
@@ -12,6 +13,8 @@ from rocstack.release.layer_files import LayerFile, LayerFiles
 
 How = Literal["changed", "only in the first", "only in the second"]
 NOTHING = LayerFiles({})
+# Marks of what a layer takes away, in the OCI image specification: a file, or all that lies below in a folder.
+GONE, EMPTIED = ".wh.", ".wh..wh..opq"
 # What a file is, where no package at another version explains it. The first that matches.
 CAUSES = (
     ("byte code", r".*\.pyc"),
@@ -35,7 +38,9 @@ class FileDifference(Value):
 
 
 class LayerDifference(Value):
-    """One layer of both images. `times` counts files of which only the time of change differs."""
+    """One layer of both images. `times` counts files of which only the time of change differs, and what one of the two
+    only repeats as it lies below: Docker writes a layer as its engine kept it, or by what differs from the layers below
+    (github.com/moby/moby, overlay2, Diff)."""
 
     layer: int  # from 1, the lowest
     files: int
@@ -48,11 +53,55 @@ class LayerDifference(Value):
         return not (self.times or self.found)
 
 
+class MergedLayers:
+    """The files of layers that lie one on top of the other."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, LayerFile] = {}
+        self._filled: set[str] = set()  # folders with something in them
+
+    def add(self, layer: LayerFiles) -> None:
+        gone, emptied = set(), set()
+        for path in layer.files:
+            folder, name = posixpath.split(path)
+            if name == EMPTIED:
+                emptied.add(folder)
+            elif name.startswith(GONE):
+                gone.add(_target(path))
+        taken = gone | emptied
+        kept = {path: file for path, file in self._files.items() if path not in gone and taken.isdisjoint(_above(path))}
+        own = {path: file for path, file in layer.files.items() if not posixpath.basename(path).startswith(GONE)}
+        self._files = kept | own
+        self._filled = {folder for path in self._files for folder in _above(path)}
+
+    def says(self, path: str, file: LayerFile) -> bool:
+        """Whether a layer on top with this file, or mark, would change nothing but times."""
+        folder, name = posixpath.split(path)
+        if name == EMPTIED:
+            return folder not in self._filled
+        if name.startswith(GONE):
+            return _target(path) not in self._files.keys() | self._filled
+        return path in self._files and not [*_differs(self._files[path], file)]
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := posixpath.dirname(path):
+        yield path
+
+
+def _target(path: str) -> str:
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, name.removeprefix(GONE))
+
+
 def compare(
-    layer: int, first: LayerFiles, second: LayerFiles, changed: Mapping[str, str], owners: Mapping[str, str]
-) -> LayerDifference:
-    """One layer of two images. `changed` says of packages at other versions which, `owners` whose a path is."""
+    layer: int, first: LayerFiles, second: LayerFiles, changed: Mapping[str, str], owners: Mapping[str, str],
+    below: tuple[MergedLayers, MergedLayers] | None = None,
+) -> LayerDifference:  # fmt: skip
+    """One layer of two images, and what lies `below` it in each. `changed` says of packages at other versions which,
+    `owners` whose a path is."""
     found, times = [], 0
+    under_first, under_second = below or (MergedLayers(), MergedLayers())
     for path in sorted(first.files.keys() | second.files.keys()):
         one, two = first.files.get(path), second.files.get(path)
         if one and two:
@@ -61,6 +110,8 @@ def compare(
                 times += one.modified != two.modified
                 continue
             found.append(FileDifference(path=path, how="changed", differs=differs))
+        elif (one and under_second.says(path, one)) or (two and under_first.says(path, two)):
+            times += 1
         else:
             found.append(FileDifference(path=path, how="only in the first" if one else "only in the second"))
     caused = (each.model_copy(update={"cause": _cause(each.path, changed, owners)}) for each in found)

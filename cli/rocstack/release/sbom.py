@@ -58,7 +58,9 @@ def _packages(resolved: Resolved, lock: Lock, manifest: Mapping[str, Any]) -> It
     system = resolved.stack.base.os
     locked = {(each.name, each.version): each.sha256 for each in lock.packages}
     for name, version in sorted(manifest["packages"].items()):
-        purl = PackageURL("deb", system.partition("-")[0], name, version, {"distro": system})
+        # The qualifier of Syft and Grype: security data is by source package.
+        upstream = {"upstream": source} if (source := manifest.get("sources", {}).get(name)) else {}
+        purl = PackageURL("deb", system.partition("-")[0], name, version, {"distro": system, **upstream})
         sha256 = locked.get((name, version))
         yield _component(name, version, purl, _hashes(sha256))
 

@@ -104,7 +104,7 @@ def build_images(
         raise BadInput.of("no-such-image", stack=plan.resolved.stack.name, role=options.role)
     if options.frozen and plan.lock is None:
         raise BadInput.of("frozen-without-lock", stack=plan.resolved.stack.name)
-    locks_first = plan.lock is None and unpinned(plan.resolved.stack, None)
+    locks_first = plan.lock is None and not options.lock.exists() and unpinned(plan.resolved.stack, None)
     if locks_first:
         _refuse_first_lock(options, chosen, plan.resolved)
     else:
@@ -193,7 +193,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     own, file = plan.resolved.stack, options.lock
     _refuse_place(file)
     note(f"stack {own.name} has no lock yet: making {file}, as `rocstack lock` does")
-    made = _make(join(plan.settings, methods=options.methods, role=options.role).resolved, start, plan.settings)
+    made = _make_all(join(plan.settings, methods=options.methods).resolved, start, plan.settings)
     _write(file, made, note)
     wheels, archives = len(made.wheels), len(made.sources)
     note(f"{file}: {len(made.packages)} packages, {wheels} wheels, {archives} sources; later builds use it, commit it")
@@ -201,7 +201,7 @@ def _first_lock(options: BuildOptions, plan: ImagePlan, start: BaseImage, note: 
     for key in made.keys:
         if key.repository not in said:
             note(f"the key of repository {key.repository} is trusted as {key.url} gave it now: sha256 {key.sha256}")
-    return made
+    return next((lock for role, lock in made.further.items() if role == options.role), made)
 
 
 def _refuse_unfit(client: docker.DockerClient, plan: ImagePlan, start: BaseImage) -> None:
@@ -351,14 +351,12 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
     if options.keep_packages and value.needs_reading:
         why = "what this stack takes is known when its base was read: `rocstack build --keep-packages` keeps it"
         raise BadInput.of("no-combination", why=why)
-    made = _make(value, start, chosen)
-    further = {role: _make(join(chosen, role=role).resolved, start, chosen) for role in value.stack.further}
+    made = _make_all(value, start, chosen)
     if options.keep_packages:
-        plans = [(plan, made), *((join(chosen, role=role), further[role]) for role in further)]
+        plans = [(plan, made), *((join(chosen, role=role), lock) for role, lock in made.further.items())]
         for own, lock in plans:
             based = own.resolved.model_copy(update={"base": start.reference})
             _keep(replace(own, resolved=based, lock=lock), start, options.keep_packages, note)
-    made = made.model_copy(update={"further": further})
     for path in (shipped(value.stack), options.to):
         before = None
         with suppress(BadInput):  # a damaged lock is replaced
@@ -377,6 +375,12 @@ def _lock(options: LockOptions, chosen: Settings, note: Note, upgrade: Upgrade |
 def _refuse_place(file: Path) -> None:
     if not file.parent.is_dir() or file.is_dir() or not os.access(file.parent, os.W_OK):
         raise BadInput.of("lock-elsewhere", file)
+
+
+def _make_all(value: Resolved, start: BaseImage, chosen: Settings) -> Lock:
+    """With the locks of further images."""
+    further = {role: _make(join(chosen, role=role).resolved, start, chosen) for role in value.stack.further}
+    return _make(value, start, chosen).model_copy(update={"further": further})
 
 
 def _make(value: Resolved, start: BaseImage, chosen: Settings) -> Lock:

@@ -22,7 +22,7 @@ from rocstack.registry.oci import Blob, parse_manifest
 from rocstack.registry.registry_http import as_own_engine
 from rocstack.registry.repository import Repository
 from rocstack.release import difference, layer_files
-from rocstack.release.difference import LayerDifference
+from rocstack.release.difference import LayerDifference, MergedLayers
 from rocstack.release.layer_files import LayerFiles
 from rocstack.release.plan import ReleaseFile
 from rocstack.release.provenance import RecordedBuild, recorded_in
@@ -195,7 +195,7 @@ def _base(chosen: Settings, recorded: RecordedBuild, note: Note) -> str | None:
 def _compared(
     original: Original, image: LocalImage, changed: Mapping[str, str], folder: Path, note: Note
 ) -> tuple[LayerDifference, ...]:
-    both: list[tuple[int, LayerFiles, LayerFiles]] = []
+    both: dict[int, tuple[LayerFiles, LayerFiles]] = {}
     owners: dict[str, str] = {}
     for at, (theirs, ours) in enumerate(zip(original.diff_ids, image.diff_ids, strict=False)):
         if theirs == ours:  # the registry's layer may be another than its configuration says
@@ -206,8 +206,18 @@ def _compared(
         first = _fetched(original, at - 1, folder) if one else difference.NOTHING
         second = _local(image, two) if two else difference.NOTHING
         owners |= {**first.packages, **second.packages}
-        both.append((at, first, second))
-    return tuple(difference.compare(at, first, second, changed, owners) for at, first, second in both)
+        both[at] = first, second
+    # What only one of them has is judged by what lies below.
+    top = max((at for at, (first, second) in both.items() if first.files.keys() != second.files.keys()), default=0)
+    found, below = [], (MergedLayers(), MergedLayers())
+    for at in range(1, max(top, *both, 0) + 1):
+        if at in both:
+            found.append(difference.compare(at, *both[at], changed, owners, below))
+        if at < top:
+            same = None if at in both else _local(image, image.diff_ids[at - 1])
+            for tree, layer in zip(below, both[at] if same is None else (same, same), strict=True):
+                tree.add(layer)
+    return tuple(found)
 
 
 def _fetched(original: Original, at: int, folder: Path, *, whole: bool = True) -> LayerFiles:

@@ -11,6 +11,7 @@ from cli_run import Cli
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import visible
+from rocstack.deploy.read.journal import Journal, JournalImages, Release, VerifiedLevel
 from rocstack.deploy.state import history
 from rocstack.deploy.state.history import AT_WORK, UNENDED, DeployHistory
 from rocstack.edge.ssh import SshHost
@@ -51,10 +52,14 @@ def test_an_end_whose_beginning_is_cut_off_stands_for_itself() -> None:
 OURS, THEIRS = (SigningKey.generate(name) for name in ("ours", "theirs"))
 
 
+def ended(key: SigningKey = OURS, **own: Any) -> dict[str, Any]:
+    known = {name: value for name, value in (ENDED | own).items() if name not in ("began", "ended")}
+    return {**ENDED, **known, **history.signing(key)(known)}
+
+
 def signed(key: SigningKey = OURS, **changes: Any) -> dict[str, Any]:
-    """The last line of a deploy, with the node's times beside what its operator signed."""
-    known = {name: value for name, value in ENDED.items() if name not in ("began", "ended")}
-    return {**ENDED, **history.signing(key)(known), **changes}
+    """The last line of a deploy, with the node's times beside what its operator signed; and `changes` of somebody."""
+    return {**ended(key), **changes}
 
 
 def marks(*rows: dict[str, Any]) -> list[str]:
@@ -132,6 +137,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This machine as the control node, and the path of its history."""
     spec = history.journal.lock()
     script = history._SCRIPT.replace(spec.history, str(tmp_path / "history"))
+    script = script.replace(spec.file, str(tmp_path / "deploy.json"))
     monkeypatch.setattr(history, "_SCRIPT", script.replace(spec.path, str(tmp_path / "lock")))
     return tmp_path / "history"
 
@@ -143,6 +149,44 @@ def test_of_a_long_one_the_newest_are_read(here: Path) -> None:
     found = history.read(SshHost("n1"))
     assert (found.deploys[-1].fence, found.unread) == (4999, 0)
     assert [each.fence for each in found.deploys] == list(range(found.deploys[0].fence, 5000))
+
+
+def release(name: str) -> Release:
+    images = JournalImages(worker_id=f"sha256:{name * 64}", control_id=f"sha256:{'c' * 64}")
+    return Release(images=images, when="2026-11-20T20:00:00Z", who="ann@desk", healthy=True)
+
+
+RELEASES = Journal(releases=(release("a"), release("b")))
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "said"),
+    [
+        (RELEASES.dumps(), [ended(journal=RELEASES.digest())], OURS.public.fingerprint),
+        (RELEASES.verified(VerifiedLevel(level=2, when="now")).dumps(), [ended(journal=RELEASES.digest())],
+         OURS.public.fingerprint),
+        (Journal(releases=RELEASES.releases[:1]).dumps(), [ended(journal=RELEASES.digest())], "changed"),
+        ("{", [ended(journal=RELEASES.digest())], "changed"),
+        (None, [ended(journal=RELEASES.digest())], "changed"),
+        (None, [ended(journal=RELEASES.digest()), ended(fence=8, command="down --data", journal=Journal().digest())],
+         OURS.public.fingerprint),
+        (RELEASES.dumps(), [ended(journal=RELEASES.digest()), {**ENDED, "fence": 8}], "unsigned"),
+        (RELEASES.dumps(), [ended(journal=RELEASES.digest()), {**ENDED, "fence": 8, "command": "restore"}],
+         OURS.public.fingerprint),
+        ('{"schema": 99}', [ended(journal=RELEASES.digest())], ""),
+    ],
+    ids=["as it was", "verified since", "a release gone", "damaged", "gone", "taken down", "written since by somebody",
+         "a work that writes none", "of a newer rocstack"],
+)  # fmt: skip
+def test_the_last_line_of_a_deploy_signs_the_journal(
+    file: str | None, rows: list[dict[str, Any]], said: str, here: Path
+) -> None:
+    here.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if file is not None:
+        (here.parent / "deploy.json").write_text(file)
+    found = history.read(SshHost("n1"), [OURS.public])
+    assert (found.journal, found.ok, found.unread) == (said, said != "changed", 0)
+    assert history.read(SshHost("n1")).journal == ""  # without keys nothing is checked
 
 
 def test_one_that_can_not_be_read_is_said(here: Path) -> None:

@@ -34,12 +34,14 @@ Depends: libc6 (>= 2.38), libpmix-any | other, munge:any
 
 Package: libpmix2
 Status: install ok installed
+Source: pmix
 Version: 5.0.7-1
 Provides: libpmix-any (= 5), libpmix.so.2
 Depends: libc6
 
 Package: munge
 Status: hold ok installed
+Source: munge (0.5.15-1)
 Version: 0.5.16
 Depends: libc6, gone
 
@@ -119,6 +121,7 @@ def test_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_out(tmp_path)
     found = manifest(tmp_path, monkeypatch, "--extra", "extra")
     assert {key: found[key] for key in ("stack", "role")} == FACTS["identity"]
+    assert found["sources"] == {"libpmix2": "pmix", "munge": "munge@0.5.15-1"}
     assert found["packages"] == {
         "libc6": "2.41-12",
         "libpmix2": "5.0.7-1",

@@ -134,7 +134,8 @@ def test_a_layer_that_always_reads_wrong_is_a_damaged_image(store: Store, monkey
         (failing(500, "POST", 100, b"write: no space left on device"), "registry-full"),
         (failing(403, "POST", 100), "registry-denied"),
         (failing(429, "POST", 100), "registry-busy"),
-        (failing(405, "PUT", 100), "registry-failed"),
+        (failing(405, "PUT", 100), "registry-read-only"),
+        (failing(418, "PUT", 100), "registry-failed"),
     ],
 )
 def test_what_stays_is_told_in_words(store: Store, fault: Any, code: str) -> None:

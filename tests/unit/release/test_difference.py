@@ -138,6 +138,35 @@ def test_the_time_of_change_is_no_content() -> None:
     assert compare(1, layer(PLAIN), layer(PLAIN), {}, {}).same
 
 
+FOLDER = {"type": tarfile.DIRTYPE, "mode": 0o755}
+
+
+def test_what_an_engine_writes_again_is_no_content() -> None:
+    """As overlay2 gives a layer: files that were opened and left as they were, folders, and marks that nothing is
+    below them."""
+    lower = layer(("etc", None, FOLDER), ("etc/x", b"x", {}), ("etc/old", b"", {}), ("opt/full/a", b"", {}))
+    again = layer(
+        ("etc", None, {**FOLDER, "mtime": 7}), ("etc/x", b"x", {"mtime": 7}), ("usr/new/.wh..wh..opq", b"", {}),
+        ("usr/.wh.never", b"", {}), ("usr/new/a", b"a", {}),
+    )  # fmt: skip
+    plain = layer(("usr/new/a", b"a", {}))
+    below = difference.MergedLayers(), difference.MergedLayers()
+    for tree in below:
+        tree.add(lower)
+    for pair in ((plain, again), (again, plain)):
+        found = compare(2, *pair, {}, {}, below)
+        assert (found.times, found.found, found.same) == (4, (), False)
+    for member in (("etc/x", b"y", {}), ("etc/.wh.old", b"", {}), ("opt/full/.wh..wh..opq", b"", {}), ("z", b"", {})):
+        found = compare(2, plain, layer(("usr/new/a", b"a", {}), member), {}, {}, below)
+        assert [each.path for each in found.found] == [member[0]]
+    for tree in below:
+        tree.add(layer(("etc/.wh.old", b"", {}), ("opt/full/.wh..wh..opq", b"", {}), ("opt/full/b", b"", {})))
+    said = [
+        below[0].says(name, lower.files["etc/old"]) for name in ("etc/old", "opt/full/a", "opt/full/b", "etc/.wh.old")
+    ]
+    assert said == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("path", "cause"),
     [

@@ -34,7 +34,8 @@ def manifest(lock: Lock, **more: Any) -> dict[str, Any]:
     wheels = {each.name: each.version for each in lock.wheels[:2]}
     facts = {"nic.provider": "bnxt_re", "nic.provider-sha256": "b" * 64, "nic.provider-version": "56.1"}
     known = {"versions": {"rocm": "6.1.2", "trainer": "0.1.0", "ucx": "1.18.1"}, "facts": facts}
-    return {**known, "packages": {**packages, "unlocked": "1:2-3"}, "wheels": wheels, **more}
+    own = {"packages": {**packages, "unlocked": "1:2-3"}, "sources": {"unlocked": "other@2-3"}}
+    return {**known, **own, "wheels": wheels, **more}
 
 
 def document(**more: Any) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_the_sbom_has_what_scanners_miss() -> None:
     purls = {each["name"]: each["purl"] for each in document()["components"]}
     assert purls["rocstack-trainer"] == "pkg:generic/rocstack/trainer@0.1.0"
     assert purls["bnxt_re"] == "pkg:generic/broadcom/bnxt_re@56.1"
-    assert purls["unlocked"].startswith("pkg:deb/debian/unlocked@1:2-3?distro=debian-13")
+    assert purls["unlocked"] == "pkg:deb/debian/unlocked@1:2-3?distro=debian-13&upstream=other%402-3"
 
 
 def test_the_sbom_names_the_archives_that_were_compiled() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.image.base_image import BaseImage
 from rocstack.stack import lock, stack
@@ -152,6 +153,23 @@ def test_the_signature_of_the_same_lock_stays(
     steps.lock(steps.LockOptions(stack=AMD, to=file), notes.append)
     assert not signature.exists()
     assert [note.partition(":")[0] for note in notes] == [f"{signature} is removed"]
+
+
+def test_a_further_image_has_its_part_in_the_one_lock(made: list[Resolved], tmp_path: Path) -> None:
+    """It takes no lock's place: one made before the stack had such an image stays, and the build is refused."""
+    (tmp_path / "mine.yml").write_text((paths.images() / "stacks/debian-13.yml").read_text())
+    file = tmp_path / lock.FILE
+    report: Any = steps.build(BuildOptions(stack="mine.yml", role="service"))
+    own = lock.read(file)
+    assert report.plan.lock == own.further["service"]
+    steps.build(BuildOptions(stack="mine.yml", frozen=True))
+    assert (len(made), lock.unpinned(stack.load("mine.yml"), own)) == (2, ())
+
+    before = own.model_copy(update={"further": {}}).to_text()
+    file.write_text(before)
+    with pytest.raises(BadInput) as refused:
+        steps.build(BuildOptions(stack="mine.yml", role="service"))
+    assert (refused.value.code, file.read_text(), len(made)) == ("no-lock", before, 2)
 
 
 def test_render_makes_none(made: list[Resolved], tmp_path: Path) -> None:

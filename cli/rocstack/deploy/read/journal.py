@@ -5,6 +5,7 @@ Pure: every change gives a new journal; `ClusterLock.write` brings its text to t
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -236,6 +237,12 @@ class Journal(Value):
         known = [self.current.images] if self.current else []
         known += [release.images for release in reversed(self.releases)]
         return next((images.by_role()["service"] for images in known if images.service_id), None)
+
+    def digest(self) -> str:
+        """What the history's signed line says of it. What the acceptance suite proved isn't part of it: that may come
+        later, from somebody who signs nothing. A default says nothing, so a newer rocstack comes to the same."""
+        data = self.model_dump(mode="json", exclude_defaults=True, exclude={"releases": {"__all__": {"verified"}}})
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
     def dumps(self) -> str:
         """As the oldest rocstack that knows all of it reads it."""

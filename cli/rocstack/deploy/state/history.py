@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
-from rocstack.base.errors import CheckFailed
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import from_json
 from rocstack.deploy.read import journal
 from rocstack.deploy.state.cluster_state import HOLDER
@@ -22,11 +22,15 @@ from rocstack.trust.keys import PublicKey, SigningKey
 
 MOST = 256 << 10  # bytes of it that are read, its newest
 _LOCK_MOST = 4 << 10  # bytes of the lock's file
+_JOURNAL_MOST = 4 << 20  # bytes of deploy.json: of a thousand nodes it has 150 KB
 _MARK = "rocstack-answer"  # a login shell may say things of its own
 _SCRIPT = f"""
 lock={journal.lock().path}
 echo {_MARK}
 {HOLDER} | head -c {_LOCK_MOST}
+echo
+echo {_MARK}
+[ ! -e {journal.PATH} ] || head -c {_JOURNAL_MOST} {journal.PATH}
 echo
 echo {_MARK}
 [ ! -e {journal.lock().history} ] || exec tail -c {MOST} {journal.lock().history}
@@ -36,6 +40,7 @@ _OF_THE_NODE = ("began", "ended")  # which whoever signs a line doesn't know
 # Of a line, where keys are trusted; else it has the signer's fingerprint.
 UNSIGNED, CHANGED, UNKNOWN = "unsigned", "changed", "by a key that isn't trusted"
 AT_WORK, UNENDED = "at work", "began, never ended"  # outcomes beside done, failed, interrupted
+_WRITERS = ("deploy", "deploy --resume", "rollback", "down --data")  # commands that write or remove deploy.json
 
 
 class DeployRecord(BaseModel):
@@ -55,20 +60,23 @@ class DeployRecord(BaseModel):
     digest: str = ""  # the registry's
     nodes: tuple[str, ...] = Field(default=())
     failed: tuple[str, ...] = Field(default=())
+    journal: str = ""  # digest of deploy.json as this work left it
     signed: str = ""  # by whom; nothing of a line itself says so
 
 
 @dataclass(frozen=True)
 class DeployHistory:
-    """From the oldest. `unread` lines could not be read. `forged` were written over one that a trusted key signed."""
+    """From the oldest. `unread` lines could not be read. `forged` were written over one that a trusted key signed.
+    `journal` says of deploy.json what a line's `signed` does of the line: by whom it is signed as it is now."""
 
     deploys: tuple[DeployRecord, ...] = ()
     unread: int = 0
     forged: int = 0
+    journal: str = ""
 
     @property
     def ok(self) -> bool:
-        return not self.forged and all(each.signed != CHANGED for each in self.deploys)
+        return not self.forged and CHANGED not in (self.journal, *(each.signed for each in self.deploys))
 
     def to_dict(self) -> dict[str, Any]:
         known: dict[str, Any] = to_jsonable_python(self)
@@ -104,8 +112,9 @@ def _signed(line: str, keys: Sequence[PublicKey]) -> str:
     return signers[0] if signers else UNKNOWN if stranger else CHANGED
 
 
-def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = ()) -> DeployHistory:
-    """`holder` is what the lock's file says while somebody has it. With `keys` each line is checked."""
+def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = (), digest: str = "") -> DeployHistory:
+    """`holder` is what the lock's file says while somebody has it. With `keys` each line is checked, and `digest` of
+    deploy.json with what the last who wrote it said."""
     entries: dict[int, DeployRecord] = {}
     unread = forged = 0
     for line in filter(None, lines):
@@ -124,7 +133,16 @@ def parse(lines: Iterable[str], holder: str = "", keys: Sequence[PublicKey] = ()
     unended = {each.fence: AT_WORK if each.fence == now else UNENDED for each in entries.values() if not each.ended}
     for fence, outcome in unended.items():
         entries[fence] = entries[fence].model_copy(update={"outcome": outcome})
-    return DeployHistory(tuple(entries.values()), unread, forged)
+    deploys = tuple(entries.values())
+    return DeployHistory(deploys, unread, forged, _journal(deploys, digest) if keys and digest else "")
+
+
+def _journal(deploys: Sequence[DeployRecord], digest: str) -> str:
+    last = next((each for each in reversed(deploys) if each.command in _WRITERS), None)
+    if last is None or last.outcome == AT_WORK:
+        return ""
+    trusted = last.journal and last.signed not in (UNSIGNED, CHANGED, UNKNOWN)
+    return UNSIGNED if not trusted else last.signed if last.journal == digest else CHANGED
 
 
 def read(ssh_host: SshHost, keys: Sequence[PublicKey] = ()) -> DeployHistory:
@@ -133,15 +151,25 @@ def read(ssh_host: SshHost, keys: Sequence[PublicKey] = ()) -> DeployHistory:
     Raises:
         CheckFailed: ssh doesn't get through, or the file can't be read.
     """
-    code, out, err = ssh.output(ssh_host, ["sh", "-c", _SCRIPT], MOST + 2 * _LOCK_MOST)
+    code, out, err = ssh.output(ssh_host, ["sh", "-c", _SCRIPT], MOST + _JOURNAL_MOST + 2 * _LOCK_MOST)
     if code:
         raise CheckFailed.of("history-unread", host=ssh_host.host, why=err)
     _, _, rest = out.partition(f"{_MARK}\n")
-    holder, _, text = rest.partition(f"{_MARK}\n")
+    holder, _, rest = rest.partition(f"{_MARK}\n")
+    deployed, _, text = rest.partition(f"{_MARK}\n")
     lines = text.split("\n")
     if len(text.encode()) >= MOST:  # its first line is the end of one
         del lines[0]
-    return parse(lines, holder.strip(), keys)
+    return parse(lines, holder.strip(), keys, _digest(deployed))
+
+
+def _digest(text: str) -> str:
+    try:
+        return journal.loads(text).digest()
+    except BadInput:
+        return "of nothing that could be signed"
+    except CheckFailed:  # a newer rocstack's, which knows what it means
+        return ""
 
 
 def _fence(holder: str) -> int:

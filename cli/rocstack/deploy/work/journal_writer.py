@@ -22,6 +22,9 @@ class JournalWriter:
     events: DeployEvents
     failed: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.cluster_lock.end["journal"] = self.now.digest()
+
     def begin(self, options: Mapping[str, Any], images: Mapping[str, Image], names: Sequence[str]) -> None:
         """`options` are what `--resume` needs. A deploy that changes nothing has no entry, unless it ends one that was
         interrupted, or the last one failed with other images."""
@@ -39,15 +42,15 @@ class JournalWriter:
             options=options,
             nodes={name: journal.NodeStep() for name in names},
         )
-        self.now = self.now.begin(deploy)
-        self.cluster_lock.write(self.now.dumps())
+        self._write(self.now.begin(deploy))
 
     def note(self, names: Iterable[str], step: Step, reason: str = "") -> None:
         if self.now.current is None:
             return
+        now = self.now
         for name in names:
-            self.now = self.now.note(name, step, reason=reason)
-        self.cluster_lock.write(self.now.dumps(), wait=False)
+            now = now.note(name, step, reason=reason)
+        self._write(now, wait=False)
 
     def fail(self, name: str, reason: str) -> None:
         self.failed[name] = reason
@@ -59,8 +62,7 @@ class JournalWriter:
         if self.now.current is None:
             return
         deploy = self.now.current.model_copy(update={"images": JournalImages.of(images)})
-        self.now = self.now.model_copy(update={"current": deploy})
-        self.cluster_lock.write(self.now.dumps(), wait=False)
+        self._write(self.now.model_copy(update={"current": deploy}), wait=False)
 
     def finish(self, ready: Iterable[str]) -> None:
         """`ready` are done, whatever they had come to."""
@@ -68,5 +70,9 @@ class JournalWriter:
             return
         known, open_still = set(ready), self.now.current.at("pending", "shipped", "drained", "started")
         self.note([name for name in open_still if name in known], "done")
-        self.now = self.now.finish(journal.now())
-        self.cluster_lock.write(self.now.dumps())
+        self._write(self.now.finish(journal.now()))
+
+    def _write(self, now: Journal, *, wait: bool = True) -> None:
+        self.now = now
+        self.cluster_lock.end["journal"] = now.digest()
+        self.cluster_lock.write(now.dumps(), wait=wait)

@@ -98,7 +98,7 @@ def restore(ssh_host: SshHost, file: Path, held: ClusterLock) -> list[int]:
         raise CheckFailed.of("restored-unhealthy", host=ssh_host.host, why=why)
     if code:
         raise CheckFailed.of("restore-failed", host=ssh_host.host, why=why)
-    return sorted({int(word) for word in jobs.split() if re.fullmatch("[0-9]{1,10}", word)})
+    return sorted({int(word) for word in jobs.split() if re.fullmatch(rb"[0-9]{1,10}", word)})
 
 
 def _run(

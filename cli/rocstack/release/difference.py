@@ -15,6 +15,7 @@ How = Literal["changed", "only in the first", "only in the second"]
 NOTHING = LayerFiles({})
 # Marks of what a layer takes away, in the OCI image specification: a file, or all that lies below in a folder.
 GONE, EMPTIED = ".wh.", ".wh..wh..opq"
+PATH_MAX = 4096  # limits.h
 # What a file is, where no package at another version explains it. The first that matches.
 CAUSES = (
     ("byte code", r".*\.pyc"),
@@ -85,8 +86,11 @@ class MergedLayers:
 
 
 def _above(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
+    """Its folders; none of a path that is longer than Linux has any."""
+    at = path.rfind("/") if len(path) < PATH_MAX else -1
+    while at > 0:
+        yield path[:at]
+        at = path.rfind("/", 0, at)
 
 
 def _target(path: str) -> str:

@@ -15,7 +15,6 @@ How = Literal["changed", "only in the first", "only in the second"]
 NOTHING = LayerFiles({})
 # Marks of what a layer takes away, in the OCI image specification: a file, or all that lies below in a folder.
 GONE, EMPTIED = ".wh.", ".wh..wh..opq"
-PATH_MAX = 4096  # limits.h
 # What a file is, where no package at another version explains it. The first that matches.
 CAUSES = (
     ("byte code", r".*\.pyc"),
@@ -86,8 +85,7 @@ class MergedLayers:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Its folders; none of a path that is longer than Linux has any."""
-    at = path.rfind("/") if len(path) < PATH_MAX else -1
+    at = path.rfind("/")
     while at > 0:
         yield path[:at]
         at = path.rfind("/", 0, at)

@@ -85,8 +85,10 @@ class MergedLayers:
 
 
 def _above(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
+    at = path.rfind("/")
+    while at > 0:
+        yield path[:at]
+        at = path.rfind("/", 0, at)
 
 
 def _target(path: str) -> str:

@@ -144,7 +144,8 @@ FOLDER = {"type": tarfile.DIRTYPE, "mode": 0o755}
 def test_what_an_engine_writes_again_is_no_content() -> None:
     """As overlay2 gives a layer: files that were opened and left as they were, folders, and marks that nothing is
     below them."""
-    lower = layer(("etc", None, FOLDER), ("etc/x", b"x", {}), ("etc/old", b"", {}), ("opt/full/a", b"", {}))
+    odd = ("//abs/x", b"", {})
+    lower = layer(("etc", None, FOLDER), ("etc/x", b"x", {}), ("etc/old", b"", {}), ("opt/full/a", b"", {}), odd)
     again = layer(
         ("etc", None, {**FOLDER, "mtime": 7}), ("etc/x", b"x", {"mtime": 7}), ("usr/new/.wh..wh..opq", b"", {}),
         ("usr/.wh.never", b"", {}), ("usr/new/a", b"a", {}),

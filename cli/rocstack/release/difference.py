@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import Literal
 
@@ -61,16 +61,9 @@ class MergedLayers:
         self._filled: set[str] = set()  # folders with something in them
 
     def add(self, layer: LayerFiles) -> None:
-        gone, emptied = set(), set()
-        for path in layer.files:
-            folder, name = posixpath.split(path)
-            if name == EMPTIED:
-                emptied.add(folder)
-            elif name.startswith(GONE):
-                gone.add(_target(path))
-        taken = gone | emptied
-        kept = {path: file for path, file in self._files.items() if path not in gone and taken.isdisjoint(_above(path))}
-        own = {path: file for path, file in layer.files.items() if not posixpath.basename(path).startswith(GONE)}
+        hides = _hides(layer)
+        kept = {path: file for path, file in self._files.items() if not hides(path)}
+        own = {path: file for path, file in layer.files.items() if not _is_mark(path)}
         self._files = kept | own
         self._filled = {folder for path in self._files for folder in _above(path)}
 
@@ -82,6 +75,23 @@ class MergedLayers:
         if name.startswith(GONE):
             return _target(path) not in self._files.keys() | self._filled
         return path in self._files and not [*_differs(self._files[path], file)]
+
+
+def _hides(layer: LayerFiles) -> Callable[[str], bool]:
+    """Whether the layer takes away what lies below it at a path."""
+    gone, emptied = set[str](), set[str]()
+    for path in layer.files:
+        folder, name = posixpath.split(path)
+        if name == EMPTIED:
+            emptied.add(folder)
+        elif _is_mark(path):
+            gone.add(_target(path))
+    taken = gone | emptied
+    return lambda path: path in gone or not taken.isdisjoint(_above(path))
+
+
+def _is_mark(path: str) -> bool:
+    return posixpath.basename(path).startswith(GONE)
 
 
 def _above(path: str) -> Iterator[str]:
@@ -104,6 +114,11 @@ def compare(
     `owners` whose a path is."""
     found, times = [], 0
     under_first, under_second = below or (MergedLayers(), MergedLayers())
+    first_hides, second_hides = _hides(first), _hides(second)
+
+    def again(path: str, file: LayerFile, under: MergedLayers, hides: Callable[[str], bool]) -> bool:
+        return under.says(path, file) and (_is_mark(path) or not hides(path))
+
     for path in sorted(first.files.keys() | second.files.keys()):
         one, two = first.files.get(path), second.files.get(path)
         if one and two:
@@ -112,7 +127,9 @@ def compare(
                 times += one.modified != two.modified
                 continue
             found.append(FileDifference(path=path, how="changed", differs=differs))
-        elif (one and under_second.says(path, one)) or (two and under_first.says(path, two)):
+        elif (one and again(path, one, under_second, second_hides)) or (
+            two and again(path, two, under_first, first_hides)
+        ):
             times += 1
         else:
             found.append(FileDifference(path=path, how="only in the first" if one else "only in the second"))

@@ -269,15 +269,15 @@ class Run(Value):
             result
             for result in self.core(level)
             if not (result.check.name == SUMS and summed) and (result.state != "passed" or result.lacking(here))
-            if not (result.check.name == LAUNCH and result.no_tool and self._met)
+            if not (result.check.name == LAUNCH and result.no_tool and self._met(here))
         )
 
-    @property
-    def _met(self) -> bool:
-        """Whether ranks of all nodes met in training, which stands for MPI where an image has none."""
-        several = sum("worker" in node.roles for node in self.nodes) > 1
-        name = "training-on-nodes" if several else "training-in-node"
-        return any(result.check.name == name and result.state == "passed" for result in self.results)
+    def _met(self, here: Collection[str]) -> bool:
+        """Whether ranks of all these nodes met in training, which stands for MPI where an image has none."""
+        name = "training-on-nodes" if len(here) > 1 else "training-in-node"
+        result = next((each for each in self.results if each.check.name == name and each.state == "passed"), None)
+        left_out = {each.node for each in result.measures if each.state == "skipped"} if result else {*here}
+        return left_out.isdisjoint(here)
 
     @property
     def not_summed(self) -> CheckResult | None:

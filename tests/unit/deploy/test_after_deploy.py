@@ -8,7 +8,9 @@ import json
 import subprocess
 import tarfile
 import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import zstandard
 from cli_run import Cli
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.deploy.nodes.runs import DeployEvents, NodeRuns
+from rocstack.deploy.nodes.runs import DeployEvents, NodeRun, NodeRuns
 from rocstack.deploy.read import journal
 from rocstack.deploy.read.inventory import Inventory, InventoryHost
 from rocstack.deploy.state import cluster_state, service_target
@@ -352,3 +354,17 @@ def test_certificates_that_go_are_those_of_registries() -> None:
     releases = tuple(journal.Release(images=each, when="", who="", healthy=True) for each in images)
     text = journal.Journal(releases=releases).dumps()
     assert teardown._certificates(APART, text) == ["/etc/docker/certs.d/r:5000"]
+
+
+@pytest.mark.parametrize(("state", "gone"), [("ok", True), ("failed", False)])
+def test_the_journal_of_a_node_that_failed_is_not_said_to_be_gone(
+    state: Any, gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the history would say that somebody changed it."""
+    lock: Any = SimpleNamespace(end={}, text="")
+    monkeypatch.setattr(locks, "cluster_lock", lambda *_, **__: nullcontext(lock))
+    monkeypatch.setattr(ssh, "ssh_hosts", lambda *_: {"n1": SshHost("n1")})
+    monkeypatch.setattr(controller, "end_jobs", lambda *_: None)
+    monkeypatch.setattr(NodeRuns, "send", lambda *_: {"n1": NodeRun("n1", state), "n2": NodeRun("n2", "ok")})
+    teardown.down(APART, NodeRuns(APART.path, Path("log"), DeployEvents()), data=True)
+    assert lock.end.get("journal") == (journal.Journal().digest() if gone else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from cli_run import Cli
 
 from rocstack.base.errors import CheckFailed
 from rocstack.base.text import visible
+from rocstack.deploy.nodes.image import Image
+from rocstack.deploy.nodes.runs import DeployEvents
 from rocstack.deploy.read.journal import Journal, JournalImages, Release, VerifiedLevel
 from rocstack.deploy.state import history
 from rocstack.deploy.state.history import AT_WORK, UNENDED, DeployHistory
+from rocstack.deploy.work.journal_writer import JournalWriter
 from rocstack.edge.ssh import SshHost
 from rocstack.steps import deploy as steps
 from rocstack.trust.keys import SigningKey
@@ -187,6 +191,26 @@ def test_the_last_line_of_a_deploy_signs_the_journal(
     found = history.read(SshHost("n1"), [OURS.public])
     assert (found.journal, found.ok, found.unread) == (said, said != "changed", 0)
     assert history.read(SshHost("n1")).journal == ""  # without keys nothing is checked
+
+
+def test_a_journal_that_was_not_written_is_not_signed() -> None:
+    """Else the history would say that somebody changed it."""
+
+    def write(text: str, *, wait: bool) -> None:
+        if "full" in text:
+            raise CheckFailed.of("journal-unwritten", file="deploy.json", why="no space left", resume="rocstack deploy")
+        written.append(text)
+
+    written: list[str] = []
+    lock: Any = SimpleNamespace(end={}, write=write)
+    writer = JournalWriter(Journal(), lock, DeployEvents())
+    assert lock.end == {"journal": Journal().digest()}
+    image = Image("worker", f"sha256:{'a' * 64}", "worker", {})
+    writer.begin({}, {"worker": image, "control": image}, ["n1"])
+    assert lock.end == {"journal": history.journal.loads(written[-1]).digest()}
+    with pytest.raises(CheckFailed):
+        writer.note(["n1"], "failed", "full")
+    assert lock.end == {}
 
 
 def test_one_that_can_not_be_read_is_said(here: Path) -> None:

@@ -74,6 +74,7 @@ WRONG = {
     "nodes alike": (("w2:", "W1:"), "inv.yml:8", "differ only in upper and lower case"),
     "brackets": (("192.0.2.3", "'[2001:db8::5]'"), "inv.yml:9", "has brackets, which ssh takes for"),
     "an octal port": (("192.0.2.3", "w2\n      ansible_port: 0022"), "inv.yml:10", "0022 of w2 is another number"),
+    "an octal password": (("192.0.2.3", "w2\n      ansible_password: 0123"), "inv.yml:10", "password *** of w2 is"),
     "hosts in one text": (("    w1: {ansible_host: 192.0.2.2}\n    w2:\n      ansible_host: 192.0.2.3", "    w1,w2"),
                           "inv.yml:7", "'w1,w2' can't be the name of a Slurm node"),
     "variables in a list": (("      ansible_host: 192.0.2.3", "      - ansible_host: 192.0.2.3"),

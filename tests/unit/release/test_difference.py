@@ -160,6 +160,9 @@ def test_what_an_engine_writes_again_is_no_content() -> None:
     for member in (("etc/x", b"y", {}), ("etc/.wh.old", b"", {}), ("opt/full/.wh..wh..opq", b"", {}), ("z", b"", {})):
         found = compare(2, plain, layer(("usr/new/a", b"a", {}), member), {}, {}, below)
         assert [each.path for each in found.found] == [member[0]]
+    emptied = ("opt/full/.wh..wh..opq", b"", {})
+    kept, lost = layer(emptied, ("opt/full/a", b"", {})), layer(emptied, ("opt/full/new", b"", {}))
+    assert [each.path for each in compare(2, kept, lost, {}, {}, below).found] == ["opt/full/a", "opt/full/new"]
     for tree in below:
         tree.add(layer(("etc/.wh.old", b"", {}), ("opt/full/.wh..wh..opq", b"", {}), ("opt/full/b", b"", {})))
     said = [

@@ -136,6 +136,16 @@ def test_ranks_that_meet_in_training_stand_for_mpi_where_the_image_has_none(
     assert run(*checks, launch, seen=seen).proved == proved
 
 
+@pytest.mark.parametrize(("absent", "proved"), [("", 0), ("no route", 1)])
+def test_no_rank_of_a_node_that_training_left_out_has_met_another(absent: str, proved: int) -> None:
+    seen = tuple(NodeSeen(name=f"n{at}", roles=("worker",), absent=absent if at == 3 else "") for at in (1, 2, 3))
+    left_out = [] if absent else [on("n3", "skipped", "Slurm did not allocate it")]
+    trained = result(on(""), *left_out, name="training-on-nodes")
+    launch = lacking("mpi-launch", 1, "no Open MPI in the image")
+    launch = launch.model_copy(update={"check": launch.check.model_copy(update={"core": True})})
+    assert run(trained, launch, seen=seen).proved == proved
+
+
 def test_a_name_is_dropped_only_where_it_is_a_nodes() -> None:
     assert verdict.nameless("no job can start on n1: DOWN", {"n1"}) == "no job can start: DOWN"
     assert verdict.nameless("no driver on node n10", {"n1"}) == "no driver on node n10"

@@ -13,6 +13,7 @@ import yaml
 from rocstack.base import document
 from rocstack.base.errors import BadInput, Where, hinted
 from rocstack.base.text import distance
+from rocstack.deploy.read import inventory_values
 
 GROUP_KEYS = ("hosts", "vars", "children")
 _MOST = 4_000_000  # bytes of a file; a larger one has no lines here
@@ -306,12 +307,13 @@ class _Yaml:
             self.text._add(owner, key.value, at)
             if value.tag != "tag:yaml.org,2002:int":
                 continue
-            said, why = value.value, ""
-            if len(said) > _DIGITS:
-                said, why = f"{said[:20]}...", "is too long a number"
-            elif document.is_other_number(said) and key.value.startswith(("ansible_", "rocstack_")):
-                why = "is another number to YAML, which reads it to the base of 8 or 60"
+            why = ""
+            if len(value.value) > _DIGITS:
+                why = "is too long a number"
+            elif document.is_other_number(value.value) and key.value.startswith(("ansible_", "rocstack_")):
+                why = "is another number to YAML, which reads it to the base of 8 or 60; in quotes it is a text"
             if why:
+                said = inventory_values.shown(key.value, value.value).strip("'")
                 bad = BadInput.of("bad-variable", at, variable=key.value, value=said, name=owner, why=why)
                 self.text._lost.append(bad)
 

@@ -74,5 +74,6 @@ class JournalWriter:
 
     def _write(self, now: Journal, *, wait: bool = True) -> None:
         self.now = now
-        self.cluster_lock.end["journal"] = now.digest()
+        self.cluster_lock.end.pop("journal", None)  # of one that couldn't be written the history says nothing
         self.cluster_lock.write(now.dumps(), wait=wait)
+        self.cluster_lock.end["journal"] = now.digest()

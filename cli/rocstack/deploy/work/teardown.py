@@ -55,9 +55,9 @@ def down(
             "images": images,
             "files": [*STATE, *_certificates(inventory, held.text if held else "")] if data else [],
         }
-        if held and data:
-            held.end["journal"] = journal.Journal().digest()
         runs = replace(node_runs, held=held).send(PLAYBOOK, {host.name: {} for host in inventory.nodes}, variables)
+        if held and data and runs[inventory.control.name].state == "ok":
+            held.end["journal"] = journal.Journal().digest()
         if held and (failed := {name: run.reason for name, run in runs.items() if run.state != "ok"}):
             held.end |= {"outcome": "failed", "failed": list(failed), "why": next(iter(failed.values()))}
         return runs

@@ -322,7 +322,8 @@ def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
         if is_address(name):
             raise BadInput.of("node-name-address", text.of(name), name=name)
         if re.search(r"[,;=\s]", name):
-            raise BadInput.of("node-name-words", text.of(name), name=repr(name)[1:-1])
+            shown = re.sub(r"=.*", "=...", name, flags=re.DOTALL)  # it may be a password
+            raise BadInput.of("node-name-words", text.of(name), name=repr(shown)[1:-1])
         if not is_node_name(name):
             raise BadInput.of("bad-node-name", text.of(name), name=repr(name)[1:-1])
 

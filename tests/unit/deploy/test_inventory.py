@@ -108,9 +108,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "an IPv6 address": ({"control": ["c1"], "workers": ["2001:db8::5"]}, {}, "bad-node-name", "is an address"),
     "a word of slurm.conf": ({"control": ["c1"], "workers": ["Default"]}, {}, "bad-node-name", "'Default' can't be"),
     "an odd name": ({"control": ["c1"], "workers": ["w 1"]}, {}, "bad-node-name", "'w 1' can't be"),
-    "a variable": (
-        {"control": ["c1"], "workers": ["w1 ansible_password=sesame"]}, {}, "bad-node-name", "'w1 ansible_password=...' can't"
-    ),
+    "a variable": ({"control": ["c1"], "workers": ["w1 password=it"]}, {}, "bad-node-name", "'w1 password=...' can't"),
     "a list of nodes": ({"control": ["c1"], "workers": ["w[1-2]"]}, {}, "bad-node-name", "can't be"),
     "a long name": ({"control": ["c1"], "workers": ["w" * 64]}, {}, "bad-node-name", "can't be"),
     "misspelt variable": (GOOD, {"w1": {"rocstack_adress": "x"}}, "unknown-key", "did you mean 'rocstack_address'"),

@@ -23,7 +23,7 @@ def test_the_same_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
         "rocstack-rebuild/control:x: sha256:2 has the content of r.example/x@sha256:1: 2 layers, by every byte\n"
     )
     release._show_layers(rebuilt(LayerDifference(layer=2, files=9, times=3)))
-    assert capsys.readouterr().out.endswith("2 layers; the time of change of 3 files differs\n")
+    assert capsys.readouterr().out.endswith("2 layers; 3 files differ in times, or are there again as below\n")
 
 
 def test_what_differs_is_shown_by_cause_and_a_path_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,12 @@ async def test_the_loop_from_a_file_to_an_answer_with_recorders_of_slurm_and_the
     assert [each["input"] for each in beside["eval_results"]] == [row["messages"][0]["content"] for row in CHAT_ROWS]
     both = [[(each["model_name"], each["output"]) for each in row["outputs"]] for row in beside["eval_results"]]
     assert both[0] == [(model, said.choices[0].message.content), (BASE, "the base")]
-    gone = await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")
-    assert gone.json()["error"]["code"] in ("server-starts", "server-lost")  # it is just ending
+
+    async def gone() -> bool:
+        said = (await site.of("alice").get(f"/v1/train/jobs/{job.id}/eval")).json()
+        return said.get("error", {}).get("code") in ("server-starts", "server-lost")
+
+    await until(gone)  # it is just ending
     digest = hashlib.sha256((own / "adapter_model.safetensors").read_bytes()).hexdigest()
     assert (said.model, said.choices[0].message.content) == (model, digest)
     assert base.choices[0].message.content == "the base"

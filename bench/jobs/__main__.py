@@ -42,7 +42,7 @@ SBATCH = 'sbatch --wait --nodes=2 --ntasks-per-node=1 --output=out --wrap "srun 
 PLAIN = f"docker exec --user alice --workdir /home/alice rocstack-worker sh -c '{SBATCH}'"
 COMPILED = {
     "70b": ("llama-3.1-70b", "--gpu=mi300x", "--nodes=64"),
-    "140b": ("lumi-140b", "--gpu=mi250x", "--nodes=768", "--tp=8", "--pp=8", "--micro-batch=1", "--accumulate=8"),
+    "140b": ("lumi-140b", "--gpu=mi250x", "--nodes=768", "--tp=8", "--pp=8", "--accumulate=8", "--interleave=5"),
 }
 THREADS = 8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -361,3 +361,30 @@ def test_a_registry_of_an_older_image_takes_no_pushes(site: str, code: str) -> N
             target, plan, IMAGE, None, PackedLayers(None), SimpleNamespace(held=None), DeployEvents(), started  # type: ignore[arg-type]
         )  # fmt: skip
     assert caught.value.code == code
+
+
+def test_layers_that_begin_while_others_are_counted_end_no_deploy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads send them."""
+
+    def publish(*_: Any, progress: Callable[[str, int, int], None], **__: Any) -> Any:
+        class Counted(int):
+            def __radd__(self, other: int) -> int:
+                if len(begun) < 2:
+                    begun.append(other)
+                    progress(f"layer {len(begun)}", 0, 1)
+                return other + int(self)
+
+        begun: list[int] = []
+        progress("first", Counted(1), Counted(2))
+        return SimpleNamespace(reference="h/worker@sha256:1", bytes_sent=1, bytes_total=2)
+
+    monkeypatch.setattr(by_registry, "publish", publish)
+    monkeypatch.setattr(by_registry.LocalImage, "find", lambda *_: nullcontext(SimpleNamespace()))
+    started, plan = threading.Event(), prepared(cluster(n1=""))
+    started.set()
+    target: Any = SimpleNamespace(stop=threading.Event(), http=SimpleNamespace(request=lambda *_, **__: None))
+    held: Any = SimpleNamespace(held=None)
+    image = replace(IMAGE, reference=None)
+    client: Any = SimpleNamespace()
+    brought = by_registry.bring(target, plan, image, client, PackedLayers(None), held, DeployEvents(), started)
+    assert brought.bytes_total == 2

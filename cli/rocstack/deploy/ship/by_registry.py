@@ -101,7 +101,8 @@ def bring(
         if node_runs.held:
             node_runs.held.check()
         seen[layer] = (done, total)
-        sent, of = (sum(pair[at] for pair in seen.values()) / 1e6 for at in (0, 1))
+        pairs = list(seen.values())  # at once: layers are sent by several threads
+        sent, of = (sum(pair[at] for pair in pairs) / 1e6 for at in (0, 1))
         events.step(control, f"packing and sending layers to the registry, {sent:.0f} of {of:.0f} MB")
 
     def work() -> Published:

@@ -1,7 +1,7 @@
 """Measures jobs on two virtual nodes: from `rocstack submit` to the first rank's output, beside plain sbatch by ssh, in
 turns; many submissions; and `rocstack size`, by formula and by the compiler.
 
-    python bench/jobs [--only submit,queue,size,compile] [--rounds 5] [--submissions 1000] [--out FILE]
+    python bench/jobs [--only submit,queue,size,compile] [--rounds 5] [--submissions 200] [--out FILE]
 
 A rank's output is the clock, which the nodes of one machine share with it; so what counts is when a rank said it, and
 not when it was read. `queue` hands in jobs from eight threads of one process, each as `rocstack submit` does it, and
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=lambda text: text.split(","), default=["submit", "queue", "size", "compile"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--submissions", type=int, default=1000)
+    parser.add_argument("--submissions", type=int, default=200)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = {"command": " ".join(["python bench/jobs", *sys.argv[1:]]), "virtual": True}

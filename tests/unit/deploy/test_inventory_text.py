@@ -105,7 +105,7 @@ WRONG_INI = {
         "inv:5",
         "'ansible_host' beside w1 is no",
     ),
-    "a variable as a host": (("w2\n", "ansible_user=root\n"), "inv:6", "'ansible_user=root' can't be the name"),
+    "a variable as a host": (("w2\n", "ansible_user=root\n"), "inv:6", "'ansible_user=...' can't be the name"),
     "a child": (("[workers:vars]", "[big:children]\nworkes\n[workers:vars]"), "inv:9", "did you mean 'workers'?"),
     "a range": (("w2\n", "w[1-4]\n"), "inv:6", "did you mean 'w[1:4]'?"),
     "a line without a value": (("ansible_user=root", "ansible_user"), "inv:9", "'ansible_user' beside workers is no"),

@@ -44,7 +44,7 @@ from rocstack.steps.probe import write_recordings
 from rocstack.verify import evidence, result
 from rocstack.verify import first_light as light_files
 from rocstack.verify.first_light import FirstLight, Node, Replayed, State, Step
-from rocstack.verify.recorder import without_rocm
+from rocstack.verify.recorder import without
 from rocstack.verify.suite import OnEvent
 
 STEPS = ("probe", "build", "deploy", "verify", "rccl-tests", "training")
@@ -275,13 +275,17 @@ class _Run:
 
     def training(self) -> _Done:
         """The trainer on all workers that were probed, with every GPU that works; where nodes have none, on two CPUs
-        each. Skipped where the nodes have GPUs and the image's PyTorch has no ROCm."""
+        each. Skipped where the image has no trainer, or the nodes have GPUs and its
+        PyTorch has no ROCm."""
         workers = {host.name for host in self.inventory.workers}
         gpus = [_gpus(node) for node in self.profiles if node.name in workers]
         if not gpus:
             raise _Skipped("no worker was read")
         each = min(gpus)
-        if each and self.verified and (why := without_rocm(self.verified.labels).get("pytorch")):
+        lacks = without(self.verified.labels) if self.verified else {}
+        if why := lacks.get("part:trainer"):
+            raise _Skipped(why)
+        if each and (why := lacks.get("framework:pytorch")):
             raise _Skipped(f"{why}: the trainer doesn't run on these GPUs")
         ranks = each or 2
         srun = [

@@ -221,32 +221,26 @@ def sort_out(
     return recorder
 
 
-def without_rocm(labels: Mapping[str, str]) -> dict[str, str]:
-    """Why PyTorch of the image with these labels trains on no AMD GPU, under its name; under "rocm", why nothing in it
-    does. Empty where it does, or where the labels don't tell."""
-    image = from_labels("the worker image", labels)
-    if image.framework is None or (image.framework == "pytorch" and image.framework_rocm):
-        return {}
-    other = FRAMEWORKS.get(image.framework) if image.framework != "pytorch" else None
-    trains = f"; it trains with {other}" if other else ""
-    unfit = {"pytorch": f"PyTorch in the image is built without ROCm{trains}"}
-    return unfit if other and image.framework_rocm else {**unfit, "rocm": unfit["pytorch"]}
-
-
 def components(labels: Mapping[str, str]) -> frozenset[str]:
     """Those of the image with these labels; none of an image that doesn't tell."""
     return frozenset(key.removeprefix(PART) for key in labels if key.startswith(PART))
 
 
 def without(labels: Mapping[str, str]) -> dict[str, str]:
-    """Why the image with these labels lacks what a check needs, by the need. It has what they don't tell."""
-    lacks = {f"framework:{name}": why for name, why in without_rocm(labels).items()}
-    parts = components(labels)
+    """Why the image with these labels lacks what a check needs, by the need: `framework:pytorch` where PyTorch in it
+    trains on no AMD GPU, `framework:rocm` where nothing in it does. It has what they don't tell."""
+    image, parts, lacks = from_labels("the worker image", labels), components(labels), dict[str, str]()
+    if image.framework is not None and not (image.framework == "pytorch" and image.framework_rocm):
+        other = FRAMEWORKS.get(image.framework) if image.framework != "pytorch" else None
+        trains = f"; it trains with {other}" if other else ""
+        lacks["framework:pytorch"] = f"PyTorch in the image is built without ROCm{trains}"
+        if not (other and image.framework_rocm):
+            lacks["framework:rocm"] = lacks["framework:pytorch"]
     if parts and "openmpi" not in parts:
         lacks["part:openmpi"] = "no Open MPI in the image"
     if parts and "trainer" not in parts:
         lacks["part:trainer"] = "no trainer in the image"
-        if from_labels("the worker image", labels).framework not in JAX:
+        if image.framework not in JAX:
             lacks["training"] = lacks["part:trainer"]
     return lacks
 

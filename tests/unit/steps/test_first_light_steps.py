@@ -209,3 +209,11 @@ def test_training_runs_as_the_user_of_the_suite(reached: Reached, monkeypatch: p
     assert line[line.index("--workdir") + 1] == "/"
     assert line.index("--user") < line.index("c"), "of docker exec"
     assert "--partition=rocstack-verify" in line[line.index("srun") :]
+
+
+def test_an_image_without_the_trainer_trains_nothing(reached: Reached) -> None:
+    labels = {"io.rocstack.component.maxtext": "0.2.1", "io.rocstack.framework": "maxtext"}
+    reached.verify = reached.verify.model_copy(update={"labels": labels})
+    assert reached.run(level=1)["training"] == "skipped"
+    (training,) = (step for step in light_files.read(reached.file).steps if step.name == "training")
+    assert training.why == "no trainer in the image"

@@ -55,9 +55,10 @@ def on_gpus(evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> T
     level=1,
     item=15,
     needs=("jobs", "training"),
-    cause="PyTorch or the trainer doesn't work on the node, or its CPU or memory computes wrong results",
+    cause="PyTorch, the trainer or JAX doesn't work on the node, or its CPU or memory computes wrong results",
     next_step=(
-        "run `srun -w NODE rocstack-train --steps 3` to see the error; test the hardware of a node with another result"
+        "read the rank's last words in the evidence, or run `srun -w NODE rocstack-train --steps 3` if the image has "
+        "it; test the hardware of a node with another result"
     ),
 )
 def test_one_rank(record: Recorder, on_cpus: TrainingRuns) -> None:
@@ -72,7 +73,10 @@ def test_one_rank(record: Recorder, on_cpus: TrainingRuns) -> None:
     item=16,
     needs=("jobs", "training"),
     cause="the node's ranks can't reach each other, or their sums are wrong",
-    next_step="run `srun -w NODE rocstack-train --ranks 2 --steps 3` to see the error",
+    next_step=(
+        "read the ranks' last words in the evidence, or run `srun -w NODE rocstack-train --ranks 2 --steps 3` if the "
+        "image has it"
+    ),
 )
 def test_in_node(record: Recorder, on_cpus: TrainingRuns) -> None:
     in_node(record, on_cpus, "cpu")
@@ -87,7 +91,8 @@ def test_in_node(record: Recorder, on_cpus: TrainingRuns) -> None:
     needs=("jobs", "nodes:2", "training"),
     cause="ranks of different nodes can't reach each other, or their sums are wrong",
     next_step=(
-        "run `srun -N2 rocstack-train --steps 3` to see the error; the mpi-* checks tell which link is at fault"
+        "read the ranks' last words in the evidence, or run `srun -N2 rocstack-train --steps 3` if the image has it; "
+        "the mpi-* checks tell which link is at fault"
     ),
 )
 def test_on_nodes(record: Recorder, on_cpus: TrainingRuns) -> None:
@@ -102,7 +107,10 @@ def test_on_nodes(record: Recorder, on_cpus: TrainingRuns) -> None:
     item=15,
     needs=("jobs", "gpu", "real", "training", FOR_ROCM),
     cause="PyTorch or JAX doesn't see the GPU, or the GPU computes another result than the others",
-    next_step="run `srun -w NODE --gpus=1 rocstack-train --steps 3` to see the error",
+    next_step=(
+        "read the rank's last words in the evidence, or run `srun -w NODE --gpus=1 rocstack-train --steps 3` if the "
+        "image has it"
+    ),
 )
 def test_one_gpu(record: Recorder, on_gpus: TrainingRuns) -> None:
     one_rank(record, on_gpus, "gpu")

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.rocstack_node.containers import CONTROLLER
 from ansible.module_utils.rocstack_node.engine import NodeError
 from ansible.module_utils.rocstack_node.fence import Fence
 from ansible.module_utils.rocstack_node.node_lock import STATE, node_lock
-from ansible.module_utils.rocstack_node.slurm_control import CONTAINER, run_steps
+from ansible.module_utils.rocstack_node.slurm_control import run_steps
 
 TIMEOUT_S = 90  # seconds; less than the task has
 
@@ -56,7 +57,7 @@ def main() -> None:
         {
             "fence": {"type": "dict", "required": True},
             "steps": {"type": "list", "elements": "dict", "required": True},
-            "container": {"type": "str", "default": CONTAINER},
+            "container": {"type": "str", "default": CONTROLLER},
         }
     )
     fence = Fence(module.params["fence"], STATE)

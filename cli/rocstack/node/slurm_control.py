@@ -11,11 +11,11 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
+from .containers import CONTROLLER
 from .engine import NodeError, Row, docker
 from .node_lock import caller_left
 from .slurm_state import OURS, drained_by_deploy, not_back, not_empty, not_ready, slurm_nodes, state_text
 
-CONTAINER = "rocstack-control"
 PAUSE = 5.0  # seconds between two looks: each costs the controller a listing of all jobs
 SOON, QUICK = 0.5, 30.0  # seconds between two looks, for so long, at what takes seconds
 REQUEUED = 60.0  # seconds for requeued jobs to be gone
@@ -27,7 +27,7 @@ STATE = "scontrol show nodes --json && echo '\x1e' && squeue --all --noheader --
 class SlurmController:
     """`container` holds the controller; `may_change` raises where whoever asked may change nothing any more."""
 
-    def __init__(self, container: str = CONTAINER, may_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, container: str = CONTROLLER, may_change: Callable[[], None] = lambda: None) -> None:
         self.container = container
         self._may_change = may_change
         self._parent = os.getppid()
@@ -145,7 +145,9 @@ class SlurmController:
 STEPS = ("drain", "wait_drained", "wait_ready")
 
 
-def run_steps(steps: list[Row], container: str = CONTAINER, may_change: Callable[[], None] = lambda: None) -> list[Row]:
+def run_steps(
+    steps: list[Row], container: str = CONTROLLER, may_change: Callable[[], None] = lambda: None
+) -> list[Row]:
     """Steps {"do": one of STEPS; its arguments}, one result each.
 
     Raises:

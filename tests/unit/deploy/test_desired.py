@@ -429,7 +429,7 @@ def test_with_an_issuer_there_is_a_maker_of_tokens_and_it_alone_has_the_key() ->
 
 def test_what_nothing_uses_any_more_goes() -> None:
     """Secrets of the issuer and the service, of a control node or a rack's registry, and an older version's account."""
-    old = [*services.SOME, services.MUNGE_KEY, "/etc/rocstack/other"]
+    old = [*services.OPTIONAL_SECRETS, services.MUNGE_KEY, "/etc/rocstack/other"]
     on, off = (
         served({"n1": {}, "n2": {}}, service={"oidc": {"issuer": "https://i", "client_id": "c"}}),
         wanted({"n1": {}, "n2": {}}),
@@ -447,7 +447,7 @@ def test_what_nothing_uses_any_more_goes() -> None:
     assert gone(on, "n1") == {services.OLDER_PULL}
     oidc = {services.ISSUER_SECRET, services.ISSUER_CA, services.TOKENS_JWT}
     assert gone(off, "n1") == {*oidc, services.OLDER_PULL, services.SERVICE_DATABASE, services.SERVICE_TLS[1]}
-    assert gone(on, "n2") == set(services.SOME)
+    assert gone(on, "n2") == set(services.OPTIONAL_SECRETS)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ class DesiredCluster:
             containers=tuple(containers),
             commands=tuple(commands),
             remove=tuple(sorted(ours - {container.name for container in containers})),
-            absent=tuple(path for path in services.SOME if path in facts.files and path not in used),
+            absent=tuple(path for path in services.OPTIONAL_SECRETS if path in facts.files and path not in used),
             keep=tuple(sorted(kept)),
             state=state,
         )

@@ -30,7 +30,7 @@ SERVICE_TLS = (f"{SERVICE}/server.pem", f"{SERVICE}/server.key")
 ISSUER_CA, ISSUER_SECRET = f"{SERVICE}/issuer-ca.pem", f"{SERVICE}/oidc-secret"
 TOKENS_JWT = f"{KEYS}/tokens-jwt.key"  # the JWT key once more, for its own user
 # Secrets that some nodes have, and those of older versions: where nothing uses one any more, it goes.
-SOME = (
+OPTIONAL_SECRETS = (
     *(JWT_KEY, DATABASE, REGISTRY, REGISTRY_PULL, OLDER_PULL, SERVER[1]),
     *(SERVICE_DATABASE, SERVICE_TLS[1], ISSUER_SECRET, ISSUER_CA, TOKENS_JWT),
 )

@@ -141,8 +141,9 @@ def _journal(deploys: Sequence[DeployRecord], digest: str) -> str:
     last = next((each for each in reversed(deploys) if each.command in _WRITERS), None)
     if last is None or last.outcome == AT_WORK:
         return ""
-    trusted = last.journal and last.signed not in (UNSIGNED, CHANGED, UNKNOWN)
-    return UNSIGNED if not trusted else last.signed if last.journal == digest else CHANGED
+    if not last.journal or last.signed in (UNSIGNED, CHANGED, UNKNOWN):
+        return UNSIGNED
+    return last.signed if last.journal == digest else CHANGED
 
 
 def read(ssh_host: SshHost, keys: Sequence[PublicKey] = ()) -> DeployHistory:

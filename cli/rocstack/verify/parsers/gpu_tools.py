@@ -7,17 +7,18 @@ import re
 
 from rocstack.verify.parsers import bad, lines
 
+_NUMBER = r"\d+(?:\.\d*)?"
 _ERROR = re.compile(r"^\[ERROR\]|^Error: No valid transfers")
 # Where no two GPUs have a direct link: older ones count their copies, newer ones complain.
 _UNLINKED = re.compile(r"^- Copying \d+ bytes between directly .*\(0 Transfers\)|^Error: No valid transfers")
-_AVERAGE = re.compile(r"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +(\d+(?:\.\d*)?) GB/s")
+_AVERAGE = re.compile(rf"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +({_NUMBER}) GB/s")
 _PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
 # From a GPU to each CPU and GPU, in the table of one way.
-_PEER_ROW = re.compile(r"^GPU +(\d+)(?: +->)?((?: +(?:\d+(?:\.\d*)?|N/A))+)$")
+_PEER_ROW = re.compile(rf"^GPU +(\d+)(?: +->)?((?: +(?:{_NUMBER}|N/A))+)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
-_GPU_ROW = re.compile(r"^GPU +(\d+)((?: +(?:\d+(?:\.\d*)?|N/A|-?nan|-?inf))+)$")
+_GPU_ROW = re.compile(rf"^GPU +(\d+)((?: +(?:{_NUMBER}|N/A|-?nan|-?inf))+)$")
 _TEST = re.compile(r"^Test (\d+):")
-_TRANSFER = re.compile(r"^Transfer +(\d+) +(\d+(?:\.\d*)?|-?nan|-?inf) GB/s +\S.*\S +\S.*$")
+_TRANSFER = re.compile(rf"^Transfer +(\d+) +({_NUMBER}|-?nan|-?inf) GB/s +\S.*\S +\S.*$")
 _BORDERS = str.maketrans(dict.fromkeys("|│┃║", " "))  # of a table's columns; from 1.67 on around it, too
 
 
@@ -47,7 +48,7 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None
         (source, target): float(word)
         for source, words in rows.items()
         for target, word in enumerate(words[: len(rows)])
-        if re.fullmatch(r"\d+(?:\.\d*)?", word)
+        if re.fullmatch(_NUMBER, word)
     }
     return speeds["Average", "GPU"], pairs
 

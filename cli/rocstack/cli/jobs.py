@@ -18,7 +18,7 @@ from rocstack.steps.options import Flag, StacksOptions
 if TYPE_CHECKING:
     from rocstack.jobs.recipe import Recipe
     from rocstack.jobs.slurm import Job, JobRecord
-    from rocstack.steps.jobs import JobView
+    from rocstack.steps.jobs import JobView, Submitted
 
 RecipeName = Annotated[str, Flag("Recipe: a name from `rocstack recipes`.", argument=True, completes="recipe")]
 Number = Annotated[str, Flag("Number of the job.", argument=True)]
@@ -77,7 +77,7 @@ def submit(
         say(done.why)
     say(f"job {done.id} of {done.user}: {done.recipe}")
     if follow:
-        return _follow(done.id, choice)
+        return _follow(done)
     say(f"`rocstack job logs {done.id} --follow` shows its log, `rocstack jobs` why it waits")
 
 
@@ -170,15 +170,15 @@ def requeue(choice: JobOptions, number: Number) -> Answer:
     say(f"job {record.id} of {record.user} is back in the queue")
 
 
-def _follow(number: str, choice: JobOptions) -> None:
+def _follow(done: Submitted) -> None:
     from rocstack.steps import jobs as steps
 
     try:
-        _print(steps.log(number, choice, follow=True))
+        _print(steps.pieces(done.control, done.id, follow=True))
     except Interrupted:
-        say(f"job {number} goes on; `rocstack job cancel {number}` ends it")
+        say(f"job {done.id} goes on; `rocstack job cancel {done.id}` ends it")
         raise typer.Exit(130) from None
-    view = steps.show(number, choice)
+    view = steps.view(done.control, done.id)
     _show(view)
     raise typer.Exit(0 if view.ok else 1)
 

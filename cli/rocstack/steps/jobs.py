@@ -28,13 +28,15 @@ SETTLE = 3  # looks at the log after the job's end: the last lines may come late
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that Slurm has taken. `why` says how its nodes were chosen; empty where nothing was to choose."""
+    """A job that Slurm has taken. `why` says how its nodes were chosen; empty where nothing was to choose. `control`:
+    the way by which it went there, for whoever follows it."""
 
     id: str
     user: str
     recipe: str
     script: str
     why: str = ""
+    control: SlurmControl = field(kw_only=True, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {"id": self.id, "user": self.user, "recipe": self.recipe, "script": self.script, "why": self.why}
@@ -131,7 +133,8 @@ def submit(name: str, options: SubmitOptions = SubmitOptions(), arguments: tuple
     found = _on_cluster(chosen, recipe, asked, options)
     script = recipes.script(recipe, found.request, overlay)
     user = found.request.user or ""
-    return Submitted(found.control.submit(script, user), user, recipe.name, script, found.why)
+    number = found.control.submit(script, user)
+    return Submitted(number, user, recipe.name, script, found.why, control=found.control)
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
         yield text.decode(piece)
         if len(piece) == remote.PIECE:
             continue
-        if not follow or (record.over and left <= 0):
+        if not follow or (record.over and (left <= 0 or (record.state == "COMPLETED" and not piece))):
             return
         if record.over:
             left -= 1

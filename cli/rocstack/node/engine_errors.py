@@ -16,7 +16,7 @@ PATTERNS = {
     "silent": r"cannot connect to the docker daemon|is the docker daemon running|connection refused"
     r"|no such file or directory|error during connect",
     "full": r"no space left|quota exceeded|Insufficient Storage|Entity Too Large|status: (413|507)",
-    "certificate-time": r"certificate has expired or is not yet valid",
+    "certificate-time": r"certificate (has expired|is not yet valid)",
     "untrusted": r"x509:|certificate signed by unknown|tls: failed to verify|certificate verify failed"
     r"|CertificateError",
     "plain-http": r"server gave HTTP response to HTTPS client|WRONG_VERSION_NUMBER|record layer failure",

@@ -1,12 +1,23 @@
 """What went wrong with a registry, read from its answer or the connection's error: may it pass, and what to do."""
 
 import re
+from datetime import UTC, datetime
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing, RocstackError
 from rocstack.node import engine_errors
 
 TRANSIENT = frozenset({"busy", "unreachable"})
-_KINDS = {*TRANSIENT, "bad-name", "denied", "full", "no-host", "plain-http", "takes-nothing", "untrusted"}
+_KINDS = {
+    *TRANSIENT,
+    "bad-name",
+    "certificate-time",
+    "denied",
+    "full",
+    "no-host",
+    "plain-http",
+    "takes-nothing",
+    "untrusted",
+}
 
 
 def classify(message: str) -> str:
@@ -30,6 +41,9 @@ def registry_error(message: str, *, host: str, reference: str, attempts: int = 1
             return Missing.of("registry-unreachable", host=host, tried=tried, cause=cause)
         case "busy":
             return CheckFailed.of("registry-busy", host=host, tried=tried, cause=cause)
+        case "certificate-time":
+            now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+            return Missing.of("registry-certificate-time", host=host, now=now, cause=cause)
         case "untrusted":
             return Missing.of("registry-untrusted", host=host, cause=cause)
         case "plain-http":

@@ -4,9 +4,10 @@ turns; many submissions; and `rocstack size`, by formula and by the compiler.
     python bench/jobs [--only submit,queue,size,compile] [--rounds 5] [--submissions 200] [--out FILE]
 
 A rank's output is the clock, which the nodes of one machine share with it; so what counts is when a rank said it, and
-not when it was read. `queue` hands in jobs from eight threads of one process, each as `rocstack submit` does it, and
-cancels them. `compile` needs an image of stack maxtext-rocm-7.2, as `rocstack size --compile` does. Prints JSON;
-seconds are of the whole command, its own start included. Needs root, and the images.
+not when it was read. `queue` hands in jobs from eight threads of one process, each by its own ssh as `rocstack submit`
+does it once it knows the way, to drained nodes, and cancels them. `compile` needs an image of stack maxtext-rocm-7.2,
+as `rocstack size --compile` does. Prints JSON; seconds are of the whole command, its own start included. Needs root,
+and the images.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -80,28 +80,34 @@ def submit(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+def on_control(folder: Path, command: str) -> None:
+    line = ["ssh", "-F", f"{folder}/.rocstack/local/ssh_config", "n1", f"docker exec rocstack-control {command}"]
+    subprocess.run(line, check=True)
+
+
 def queue(folder: Path, count: int) -> dict[str, Any]:
     from rocstack.base.errors import RocstackError
-    from rocstack.steps import jobs
-    from rocstack.steps.job_options import SubmitOptions
+    from rocstack.jobs import remote
 
-    options = SubmitOptions(nodes=2, tasks_per_node=1, gpus_per_node=0)
+    script = rocstack(folder, "submit", *JOB, "--print", "--", "sleep", "600")
+    control = remote.controller(folder / INVENTORY)
 
     def one(_: int) -> str:
         try:
-            return "" if jobs.submit("mine", options, ("sleep", "600")).id else "no number"
+            return "" if control.submit(script, "alice") else "no number"
         except RocstackError as error:
             return error.what
 
-    with chdir(folder), ThreadPoolExecutor(THREADS) as pool:
+    on_control(folder, "scontrol update NodeName=ALL State=DRAIN Reason=bench")  # none of them begins
+    with ThreadPoolExecutor(THREADS) as pool:
         began = time.monotonic()
         errors = [error for error in pool.map(one, range(count)) if error]
         seconds = round(time.monotonic() - began, 1)
     began = time.monotonic()
     listed = len(json.loads(rocstack(folder, "jobs", "--json"))["jobs"])
     shown_s = round(time.monotonic() - began, 2)
-    cancel = "docker exec rocstack-control scancel --user=alice"
-    subprocess.run(["ssh", "-F", f"{folder}/.rocstack/local/ssh_config", "n1", cancel], check=True)
+    on_control(folder, "scancel --user=alice")
+    on_control(folder, "scontrol update NodeName=ALL State=RESUME")
     return {
         "submissions": count,
         "refused": len(errors),

@@ -18,7 +18,7 @@ from rocstack.stack.base_reading import BaseStart
 from rocstack.stack.blocks import Blocks, environment, guarded, own_files, sources, split
 from rocstack.stack.component import FURTHER, ROLES, Role, TemplateFile, TemplateLibrary
 from rocstack.stack.lock import Lock, key_sha256, source_sha256, unpinned
-from rocstack.stack.resolve import ROOT, Resolved
+from rocstack.stack.resolve import ROOT, Part, Resolved
 from rocstack.stack.sandbox import for_templates
 
 # slurm's is Debian's own (base-passwd), the others are ours.
@@ -26,6 +26,7 @@ UIDS = {"munge": 42430, "slurm": 64030, "mysql": 42431, "docker-registry": 42432
 TOOLS = ("python3", "python3-pip", "python3-pyelftools", "binutils", "xz-utils")
 TRACES = "rm -rf /var/log/apt /var/log/dpkg.log /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache"  # apt's, in an image
 TRAINER, SERVICE, MAXTEXT = "trainer", "service", "maxtext"
+BELOW_NIC = "worker-below"  # the stage below the NIC's layer
 ONLY_STACKS = ("python3-pip", "binutils")  # wheels and stripped libraries, which a mere NIC's layer hasn't
 # What a training run imports; tests/integration/test_trainer.py finds what is missing here.
 WARM = (
@@ -86,9 +87,8 @@ def render(
     put("Dockerfile", dockerfile)
     for role in resolved.stack.roles:
         for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
-            folder = f"smoke/{role}-trainer" if part.name == TRAINER else f"smoke/{role}"
             version, smoke = (component_block(part.name, block, role=role) for block in ("version", "smoke"))
-            put(f"{folder}/{index:02d}-{part.name}.sh", f"version() {{\n{version}}}\n{smoke}")
+            put(f"smoke/{_smoke_stage(part, role)}/{index:02d}-{part.name}.sh", f"version() {{\n{version}}}\n{smoke}")
             if not resolved.on_top and role in ROLES:
                 put(f"rootfs/{role}/usr/local/lib/rocstack/versions.d/{part.name}", version)
         if role == "worker":
@@ -214,10 +214,18 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "clean": TRACES if resolved.on_top else "/run/rocstack/build/apt-clean",
         "needs_source_packages": any(part.choice.source for part in resolved.parts),
         "needs_archives": any(part.choice.archives for part in resolved.parts),
+        "below_nic": any(_smoke_stage(part, "worker") == BELOW_NIC for part in resolved.parts),
         "trainer_roles": resolved.part(TRAINER).roles if resolved.has(TRAINER) else (),
         "warm_modules": WARM,
         "wheels": bool(resolved.stack.wheels) or any(part.choice.method == "wheel" for part in resolved.parts),
     }
+
+
+def _smoke_stage(part: Part, role: Role) -> str:
+    """Where its smoke test is made: in the finished tree; below the NIC's layer; the trainer's there, too, with it."""
+    if part.name == TRAINER:
+        return f"{role}-trainer"
+    return BELOW_NIC if part.below_nic and role == "worker" else role
 
 
 def _site_packages(resolved: Resolved) -> str:

@@ -60,6 +60,7 @@ class Component(Value):
     after: tuple[Name, ...] = ()  # what it is built with where the stack has it
     methods: dict[Method, Packages]
     exclude: tuple[Glob, ...] = ()
+    below_nic: bool = False  # its smoke test knows no NIC: the worker's is made once for all NICs of a stack
 
 
 def _is_specifier(text: str) -> str:

@@ -74,6 +74,7 @@ class Part(Value):
     needs: tuple[Name, ...]
     choice: ComponentChoice
     packages: Packages
+    below_nic: bool = False  # as in its head
 
     @for_templates
     def reaches(self, role: Role) -> bool:
@@ -282,7 +283,15 @@ def _part(
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
     changed["builder_packages"] = _unique([*changed["builder_packages"], *choice.builder_packages])
     needs = (*head.needs, *(other for other in head.after if other in stack.components))
-    return Part(name=name, about=head.about, roles=roles, needs=needs, choice=choice, packages=Packages(**changed))
+    return Part(
+        name=name,
+        about=head.about,
+        roles=roles,
+        needs=needs,
+        choice=choice,
+        packages=Packages(**changed),
+        below_nic=head.below_nic,
+    )
 
 
 def _check_conditions(file: TemplateFile, nic: NicProfile, known: Sequence[str]) -> None:

@@ -100,10 +100,23 @@ def test_every_component_is_tested_in_its_roles(default: Joined, default_context
         tested = {
             re.sub(r"^\d\d-|\.sh$", "", path.rsplit("/", 1)[1])
             for path in default_context.files
-            if re.match(rf"smoke/{role}(-trainer)?/", path)
+            if re.match(rf"smoke/{role}(-trainer|-below)?/", path)
         }
         wanted = {part.name for part in default.resolved.parts if part.reaches(role)}
         assert tested == (wanted | {"nic"} if role == "worker" else wanted)
+
+
+def test_what_knows_no_nic_is_tested_below_its_layer(default_context: BuildContext) -> None:
+    def stage(name: str) -> str:
+        return text.split(f"AS {name}\n")[1].split("\nFROM ")[0]
+
+    text = default_context.files["Dockerfile"].data.decode()
+    assert "FROM worker-below AS smoke-worker-below\n" in text
+    assert "source=smoke/worker-below," in stage("smoke-worker-below")
+    assert "source=smoke/worker," in stage("smoke-worker")
+    assert "COPY --from=smoke-worker-below /out/ /smoke/\n" in stage("check-worker")
+    below = {path.rpartition("-")[2] for path in default_context.files if path.startswith("smoke/worker-below/")}
+    assert below == {"pytorch.sh"}
 
 
 def test_facts(default: Joined, default_context: BuildContext) -> None:

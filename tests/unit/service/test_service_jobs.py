@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
+from rocstack.jobs import recipe
 from rocstack.service import app, handover, jobs, progress, routes_jobs, storage, tuning
 
 pytestmark = pytest.mark.anyio
@@ -131,9 +133,27 @@ async def test_jobs_that_are_over_are_bounded(
         await alice.post("/v1/jobs", json=MINE | {"name": f"n{number}"})
     assert [row["name"] for row in (await alice.get("/v1/jobs")).json()["data"]] == ["n4", "n3", "n2"]
     assert len((await bob.get("/v1/jobs")).json()["data"]) == 1
-    long = MINE | {"arguments": ["x" * 4000] * 20}
-    answer = await alice.post("/v1/jobs", json=long)
+
+
+async def test_scripts_are_made_beside_what_others_ask(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of words like variables took minutes to look through, in which the service answered nobody."""
+    made: list[int] = []
+    real = recipe.script
+
+    def noted(*args: Any) -> str:
+        made.append(threading.get_ident())
+        return real(*args)
+
+    monkeypatch.setattr(recipe, "script", noted)
+    alice = site.of("alice")
+    answer = await alice.post("/v1/jobs", json=MINE | {"arguments": ["x" * 4000] * 20})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "job-too-long")
+    assert not made
+    assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    assert made
+    assert threading.get_ident() not in made
 
 
 async def test_a_submission_whose_answer_got_lost_is_not_sent_twice(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -434,6 +434,36 @@ async def test_events_as_they_come_until_the_end_and_again_from_one_on(site: Sit
     assert again.text.count("data: {") == 2
 
 
+async def test_a_stream_looks_at_new_steps_alone(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made the events of all steps each second: three streams of a long job kept the service from all others."""
+    looks: list[int] = []
+    real = progress.metrics
+
+    def noted(*args: Any) -> Any:
+        looks.append(args[3])
+        return real(*args)
+
+    monkeypatch.setattr(progress, "metrics", noted)
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    slurm.set(100, "RUNNING", nodes="n1")
+    metrics = folder(site, key) / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in (1, 2)))
+    caller = await site.service.door.caller(token("alice"))
+    messages = []
+    async for event in site.service.tuning.stream(caller, key):
+        messages.append(event["message"])
+        if event["message"].startswith("Step 2/"):
+            with metrics.open("a") as file:
+                file.write('{"step": 3, "loss": 1.5}\n')
+            slurm.set(100, "FAILED")
+    steps = [message for message in messages if message.startswith("Step")]
+    assert [step.partition("/")[0] for step in steps] == ["Step 1", "Step 2", "Step 3"]
+    assert looks[:2] == [0, 2]
+
+
 async def test_what_a_job_writes_fills_no_memory(
     site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@ nothing, and at most a line in a job's log says so."""
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 from rocstack.base import paths
 from rocstack.base.text import distance
@@ -21,7 +21,7 @@ def known() -> frozenset[str]:
     return frozenset(name for library in data.values() for name in library["names"].split())
 
 
-@cache
+@lru_cache(maxsize=10_000)  # of the service's people, who may write any
 def misspelt(name: str) -> str | None:
     """Why nothing reads this variable; None for one that is known, and for one that is nearly none of them."""
     if name in known():

@@ -1,7 +1,7 @@
 """Where a server of ours listens and how it is reached, as settings say it."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, model_validator
@@ -12,6 +12,8 @@ Address = Annotated[str, word(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", 
 # People copy it from where OpenAI's clients have it, with /v1 at its end.
 ServerUrl = Annotated[PlainUrl, AfterValidator(lambda url: re.sub(r"(?<!/)(/v1)?/*$", "", url))]
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Of uvicorn. Where there is httptools it would parse by that, which keeps headers without end of whoever sends them.
+PARSER: dict[str, Any] = {"http": "h11", "h11_max_incomplete_event_size": 64 << 10}
 
 
 def no_token_in_the_clear(url: str) -> None:

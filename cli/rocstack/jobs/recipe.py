@@ -250,7 +250,8 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
             raise
         why = str(error) if mistake else f"{type(error).__name__}: {error}"
         raise BadInput.of("recipe-template", _place(error, files, recipe.name), why=why) from None
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE))
+    lines = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", lines)
 
 
 def tasks_of_node(recipe: Recipe, request: JobRequest) -> int:

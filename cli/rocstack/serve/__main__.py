@@ -8,8 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
+from rocstack.base.server_address import PARSER
 from rocstack.serve import announcement
 from rocstack.serve.announcement import Announcement
 from rocstack.serve.app import make_app
@@ -67,11 +69,7 @@ async def _serve(settings: ServeSettings) -> None:
     if settings.announce:
         announcement.check(Path(settings.announce))  # before a model is loaded, which may take long
         certificate, key = map(str, new_certificate(Path(settings.state)))
-    config = uvicorn.Config(
-        make_app(gateway), host=settings.host, port=settings.port, ssl_certfile=certificate, ssl_keyfile=key,
-        log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False,
-    )  # fmt: skip
-    server = _Server(config)
+    server = _Server(_uvicorn(make_app(gateway), settings, certificate, key))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.ask_to_end)
     serving = asyncio.create_task(server.serve())
@@ -102,6 +100,13 @@ async def _serve(settings: ServeSettings) -> None:
             await serving
         except SystemExit:  # uvicorn's word for an address that it can't have
             raise CheckFailed.of("serve-no-listener", listen=settings.listen) from None
+
+
+def _uvicorn(app: FastAPI, settings: ServeSettings, certificate: str | None, key: str | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, host=settings.host, port=settings.port, ssl_certfile=certificate, ssl_keyfile=key, log_level="warning",
+        access_log=False, timeout_graceful_shutdown=GRACE_S, server_header=False, **PARSER,
+    )  # fmt: skip
 
 
 async def _announce(engine: Engine, said: Announcement, file: Path) -> None:

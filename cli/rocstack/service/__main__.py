@@ -12,6 +12,7 @@ import uvicorn
 
 from rocstack import base
 from rocstack.base.errors import RocstackError
+from rocstack.base.server_address import PARSER
 from rocstack.service import app, config
 from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import sentence
@@ -75,7 +76,7 @@ def _uvicorn(settings: ServiceSettings, service: Service) -> uvicorn.Config:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=GRACE_S,
         limit_concurrency=2000,
-        h11_max_incomplete_event_size=64 << 10,
+        **PARSER,
     )
 
 

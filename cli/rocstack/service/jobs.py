@@ -31,6 +31,7 @@ from rocstack.service.slurm_answers import ClusterNode, SlurmJob, map_of, text, 
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow
+from rocstack.service.turns import Turns
 
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
@@ -54,6 +55,7 @@ class Jobs:
     models: Models
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
+    _scripts: Turns = field(default_factory=Turns)
     _fresh: dict[str, float] = field(default_factory=dict)
     _pools: tuple[float, list[Pool]] = (0.0, [])
     _nodes: tuple[float, list[ClusterNode]] = (0.0, [])
@@ -71,16 +73,19 @@ class Jobs:
             Away: Slurm doesn't answer. The job is kept, and sent when it does; the same request again is this job.
         """
         recipe = recipes.find(name, self.overlay)
-        digest = hashlib.sha256(json.dumps([caller.name, kind, name, asked], sort_keys=True).encode()).hexdigest()
+        said = json.dumps([caller.name, kind, name, asked], sort_keys=True)
+        if len(said) > LONGEST:  # before anything looks through it
+            raise TooBig.of("job-too-long", most=LONGEST >> 10)
+        digest = hashlib.sha256(said.encode()).hexdigest()
         if (row := await self._unsent(caller, digest)) is None:
             key = new_id("ftjob" if kind == TUNING else "job")
             # What is wrong with it is said before anything is made.
             draft = replace(plan(key, self.storage.root / caller.name / "jobs" / key), user=caller.name)
-            recipes.script(recipe, draft, self.overlay)
+            await self._script(caller, recipe, draft)
             request = fitted(recipe, draft, await self.pools(caller))
-            script = recipes.script(recipe, request, self.overlay)
+            script = await self._script(caller, recipe, request)
             batch.description(script, {})
-            if len(script) + len(json.dumps(asked)) > LONGEST:
+            if len(script) + len(said) > LONGEST:
                 raise TooBig.of("job-too-long", most=LONGEST >> 10)
             folder = await anyio.to_thread.run_sync(self.storage.job, caller, key)
             assert folder == Path(request.folder)
@@ -91,6 +96,11 @@ class Jobs:
             )  # fmt: skip
             await self.rows.database.run(lambda session: self._written(session, caller, row))
         return await self.handover.hand_over(caller, row)
+
+    async def _script(self, caller: Caller, recipe: Recipe, request: JobRequest) -> str:
+        """Words that look like variables take seconds to compare with all that are known."""
+        async with self._scripts.of(caller):
+            return await anyio.to_thread.run_sync(recipes.script, recipe, request, self.overlay)
 
     def _written(self, session: Session, caller: Caller, row: JobRow) -> None:
         live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))

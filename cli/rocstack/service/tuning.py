@@ -155,23 +155,24 @@ class Tuning:
 
     async def events(self, caller: Caller, key: str) -> list[dict[str, Any]]:
         """All so far, the oldest first: what happened, the numbers of each step, checkpoints."""
-        row = await self.get(caller, key)
-        return await self._events(caller, row)
+        return (await self._events(caller, await self.get(caller, key)))[0]
 
-    async def _events(self, caller: Caller, row: JobRow) -> list[dict[str, Any]]:
+    async def _events(self, caller: Caller, row: JobRow, after: int = 0) -> tuple[list[dict[str, Any]], int]:
+        """All but those of steps up to `after`, and the last step. Of a long job they take half a second to make."""
         said = await self.jobs.rows.events(caller, row.id)
         storage = self.files.storage
-        steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id)
+        steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id, after)
         saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)
-        return events_of(row, said, steps, saved)
+        found = await anyio.to_thread.run_sync(events_of, row, said, steps, saved)
+        return found, steps[-1]["step"] if steps else after
 
     async def stream(self, caller: Caller, key: str, last: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Events as they come, until the job is over or the service stops; after the event `last`."""
         row = await self.get(caller, key)
         sent: set[str] = set()
-        skip = last is not None
+        skip, after = last is not None, 0
         while True:
-            found = await self._events(caller, row)
+            found, after = await self._events(caller, row, after)
             if skip and any(event["id"] == last for event in found):
                 for event in found:
                     sent.add(event["id"])

@@ -144,6 +144,12 @@ def test_a_value_is_one_word_whatever_stands_in_it(text: str) -> None:
     assert shlex.split(line)[-1] == text
 
 
+def test_a_long_run_of_spaces_is_no_work() -> None:
+    """Each of them was taken for the beginning of a line's end: a megabyte of them took hours."""
+    word = " " * 300_000 + "x"
+    assert word in recipes.script(recipes.find("mine"), JobRequest(arguments=("echo", word)))
+
+
 def test_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
     hostile = ("python3", "a b", "$(touch x)", "`id`", "'", '"', "{{ 7*7 }}", "*", "-n")
     (words,) = ran(script("mine", arguments=hostile), tmp_path)

@@ -12,9 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.serve import announcement, settings
+from rocstack.serve.__main__ import _uvicorn
 from rocstack.serve.announcement import Announcement, Holder
 from rocstack.serve.identity import ServicePeople
 from rocstack.serve.own_certificate import new_certificate
@@ -31,6 +34,16 @@ def people(*answers: httpx.Response | Exception) -> tuple[ServicePeople, list[ht
         return found
 
     return ServicePeople("https://service", transport=httpx.MockTransport(answer)), asked
+
+
+def test_headers_of_a_stranger_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's image has httptools, by which uvicorn would keep all that come: one connection filled the memory."""
+    monkeypatch.setattr("uvicorn.protocols.http.auto.AutoHTTPProtocol", None)
+    chosen = settings.ServeSettings(model="/models/tiny", state=str(tmp_path))
+    config = _uvicorn(FastAPI(), chosen, None, None)
+    config.load()
+    assert config.http_protocol_class is H11Protocol
+    assert config.h11_max_incomplete_event_size == 64 << 10
 
 
 def test_a_token_is_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

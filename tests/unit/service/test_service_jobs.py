@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
+from rocstack.jobs import recipe
 from rocstack.service import app, handover, jobs, progress, routes_jobs, storage, tuning
 
 pytestmark = pytest.mark.anyio
@@ -131,9 +133,27 @@ async def test_jobs_that_are_over_are_bounded(
         await alice.post("/v1/jobs", json=MINE | {"name": f"n{number}"})
     assert [row["name"] for row in (await alice.get("/v1/jobs")).json()["data"]] == ["n4", "n3", "n2"]
     assert len((await bob.get("/v1/jobs")).json()["data"]) == 1
-    long = MINE | {"arguments": ["x" * 4000] * 20}
-    answer = await alice.post("/v1/jobs", json=long)
+
+
+async def test_scripts_are_made_beside_what_others_ask(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of words like variables took minutes to look through, in which the service answered nobody."""
+    made: list[int] = []
+    real = recipe.script
+
+    def noted(*args: Any) -> str:
+        made.append(threading.get_ident())
+        return real(*args)
+
+    monkeypatch.setattr(recipe, "script", noted)
+    alice = site.of("alice")
+    answer = await alice.post("/v1/jobs", json=MINE | {"arguments": ["x" * 4000] * 20})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "job-too-long")
+    assert not made
+    assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    assert made
+    assert threading.get_ident() not in made
 
 
 async def test_a_submission_whose_answer_got_lost_is_not_sent_twice(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -412,6 +432,36 @@ async def test_events_as_they_come_until_the_end_and_again_from_one_on(site: Sit
     head = {"Last-Event-ID": events[2]["id"], "Accept": "text/event-stream"}
     again = await alice.get(f"/v1/fine_tuning/jobs/{key}/events", headers=head)
     assert again.text.count("data: {") == 2
+
+
+async def test_a_stream_looks_at_new_steps_alone(
+    site: Site, slurm: FakeSlurmrestd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It made the events of all steps each second: three streams of a long job kept the service from all others."""
+    looks: list[int] = []
+    real = progress.metrics
+
+    def noted(*args: Any) -> Any:
+        looks.append(args[3])
+        return real(*args)
+
+    monkeypatch.setattr(progress, "metrics", noted)
+    alice = site.of("alice")
+    key = (await tuned(alice)).json()["id"]
+    slurm.set(100, "RUNNING", nodes="n1")
+    metrics = folder(site, key) / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in (1, 2)))
+    caller = await site.service.door.caller(token("alice"))
+    messages = []
+    async for event in site.service.tuning.stream(caller, key):
+        messages.append(event["message"])
+        if event["message"].startswith("Step 2/"):
+            with metrics.open("a") as file:
+                file.write('{"step": 3, "loss": 1.5}\n')
+            slurm.set(100, "FAILED")
+    steps = [message for message in messages if message.startswith("Step")]
+    assert [step.partition("/")[0] for step in steps] == ["Step 1", "Step 2", "Step 3"]
+    assert looks[:2] == [0, 2]
 
 
 async def test_what_a_job_writes_fills_no_memory(

@@ -1,7 +1,6 @@
 """The interface by HTTP: who asks, errors in one form, health, metrics; the routes are in routes_*.py."""
 
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +18,8 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
 from rocstack.service import (
     failures,
+    field_faults,
+    page,
     page_cluster,
     page_sign_in,
     page_try,
@@ -133,27 +134,30 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        param = ".".join(part for part in place if not re.match(r"(constrained-|literal\[|function-|int$|str$)", part))
-        why = visible(str(first["msg"]))[:300]
-        message = f"{param or 'the request'}: {why[:1].lower()}{why[1:]}"
-        return JSONResponse(failures.body(message, "invalid_request_error", "bad-request", param or None), 400)
+        fault = field_faults.first(error.errors())
+        message, param = fault.sentence(), ".".join(fault.place) or None
+        return JSONResponse(failures.body(message, "invalid_request_error", "bad-request", param), 400)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Response:
         known = {404: "no-such-page", 405: "no-such-method", 413: "request-too-large"}
         code = known.get(error.status_code, "bad-request")
         what = f"{request.method} {visible(request.url.path)[:200]}"
         absent = error.status_code in (404, 405)
         message = f"nothing is at {what}: /openapi.json has what there is" if absent else str(error.detail)
+        if page.browses(request):
+            return page.draw(
+                request, "error", error.status_code, message="there is no such page" if absent else message
+            )
         body = failures.body(message, "invalid_request_error", code)
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, visible(request.url.path)[:200], exc_info=error)
         message = "the service failed at this request; its log says why"
+        if page.browses(request):
+            return page.draw(request, "error", 500, message=message)
         return JSONResponse(failures.body(message, "server_error", "service-failed"), 500)
 
 

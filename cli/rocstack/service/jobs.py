@@ -40,6 +40,7 @@ LONGEST = 64 << 10  # characters of a job's script and of what was asked for
 MOST = 10_000  # jobs of which we know when we asked
 FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
+FAR_S = 300 * 86400  # an expected start that is further away is none
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
 log = logging.getLogger(__name__)
@@ -372,7 +373,17 @@ def why(row: JobRow) -> str:
 
 
 def expected_start(row: JobRow) -> int | None:
-    return (whole(row.seen.get("start")) or None) if row.status == "queued" else None
+    """None, too, where Slurm can't tell."""
+    return None if start_unknown(row) else _start(row) or None
+
+
+def start_unknown(row: JobRow) -> bool:
+    """Whether a job before it has no time limit: Slurm takes it for one of a year."""
+    return _start(row) > time.time() + FAR_S
+
+
+def _start(row: JobRow) -> int:
+    return whole(row.seen.get("start")) if row.status == "queued" else 0
 
 
 def request_of(options: dict[str, Any], **more: Any) -> JobRequest:

@@ -28,7 +28,9 @@ async def caller_of(request: Request) -> Caller:
     """
     service, said = service_of(request), request.headers.get("authorization")
     token = token_of(said, request.cookies, same_site=same_site(request), tls=service.settings.tls)
-    return await service.door.caller(token)
+    caller = await service.door.caller(token)
+    request.state.user = caller.name  # who the pages are drawn for
+    return caller
 
 
 def same_site(request: Request) -> bool:

@@ -22,6 +22,7 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "float_parsing": lambda _: "it must be a number, with a point where it has a fraction, such as 0.5",
     "float_type": lambda _: "it must be a number",
     "finite_number": lambda _: "it must be a number",
+    "string_unicode": lambda _: "it has half of a character, which no text has",
     "string_type": lambda _: "it must be a text",
     "bool_parsing": lambda _: "it must be true or false",
     "bool_type": lambda _: "it must be true or false",
@@ -36,7 +37,7 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "too_long": lambda said: f"it has more than {said['max_length']:,} parts",
     "too_short": lambda _: "it is empty",
     "literal_error": lambda said: f"it must be {said['expected']}",
-    "json_invalid": lambda said: f"the request is no JSON: {said['error']}",
+    "json_invalid": lambda said: f"it is no JSON: {said['error']}",
 }
 
 
@@ -50,7 +51,7 @@ class FieldFault:
     def sentence(self, labels: Mapping[str, str] | None = None) -> str:
         """With the name of the field, or with what a form calls it."""
         if not self.place:
-            return self.why
+            return f"the body: {self.why}"
         name = (labels or {}).get(self.place[-1]) or ".".join(self.place)
         return f"{name}: {self.why}"
 

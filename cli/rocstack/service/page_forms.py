@@ -1,6 +1,7 @@
 """Forms of the page: a fine-tuning, a job of any recipe by its typed parameters, a file to upload, a model to size."""
 
 import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -43,6 +44,7 @@ LABELS = {name: label for name, (label, _) in TUNING.items()} | {
     "validation_file": "Measure on", "suffix": "Name of the result", "replicas": "Servers", "method": "Training",
     "gpu": "GPU",
 }  # fmt: skip
+GPUS = ("mi250x", "mi300x", "mi325x", "mi355x")
 Choices = dict[str, list[tuple[str, str]]]
 
 
@@ -162,11 +164,11 @@ async def delete(service: Serving, caller: Person, file: str) -> Response:
 @router.get("/size")
 async def size(
     request: Request, service: Serving, caller: Person, model: Annotated[str, Query(max_length=255)] = "",
-    gpu: Annotated[str, Query(max_length=32)] = "mi300x", nodes: Annotated[str, Query(max_length=5)] = "",
+    gpu: Annotated[str, Query(max_length=32)] = "", nodes: Annotated[str, Query(max_length=5)] = "",
     method: Annotated[str, Query(max_length=8)] = "lora",
 ) -> Response:  # fmt: skip
     message, found = "", None
-    given = {"model": model, "gpu": gpu, "nodes": nodes, "method": method}
+    given = {"model": model, "gpu": gpu or await _gpu(service, caller), "nodes": nodes, "method": method}
     if model:
         try:
             asked = {name: value for name, value in given.items() if value}
@@ -176,8 +178,17 @@ async def size(
     part = "size-part" if request.headers.get("hx-request") else "size"
     bases = (each["id"] for each in await service.models.all(caller) if not each["job"])
     names = sorted({*known_models.names(), *bases})
-    more: dict[str, Any] = {} if part == "size-part" else {"names": names, "given": given}
+    more: dict[str, Any] = {} if part == "size-part" else {"names": names, "given": given, "gpus": GPUS}
     return draw(request, part, found=found, message=message, **more)
+
+
+async def _gpu(service: Service, caller: Caller) -> str:
+    """What the cluster's nodes have, where it is known here."""
+    with suppress(failures.Away, failures.SlurmRefused):
+        for node in await service.jobs.nodes(caller):
+            if node.gpu.lower() in GPUS:
+                return node.gpu.lower()
+    return GPUS[1]
 
 
 def problem(error: Exception) -> str:

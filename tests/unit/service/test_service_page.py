@@ -14,7 +14,7 @@ from fake_slurmrestd import FakeSlurmrestd, recorded, token
 
 from rocstack.service import jobs, page
 from rocstack.service.curve import curve
-from rocstack.service.slurm_answers import SlurmJob
+from rocstack.service.slurm_answers import ClusterNode, SlurmJob
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -154,6 +154,20 @@ def test_gpus_of_a_job_as_slurm_counts_them() -> None:
     assert SlurmJob.of(waits).gpus == 16
     assert SlurmJob.of(live | {"tres_alloc_str": "cpu=1,xgres/gpu=3", "tres_req_str": None}).gpus == 0
     assert SlurmJob.of_accounting(over | {"tres": {"allocated": "x", "requested": [{"type": "gres"}]}}).gpus == 0
+
+
+async def test_a_size_is_for_the_gpus_that_slurm_tells_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"gpu:mi355x:8(S:0-1)": "mi355x", "gpu:8": "", "craynetwork:4,gpu:mi250x:8": "mi250x", "": ""}
+    nodes = {gres: ClusterNode.of({"gres": gres}) for gres in kinds}
+    assert {gres: node.gpu for gres, node in nodes.items()} == kinds
+
+    async def known(_: object) -> list[ClusterNode]:
+        return [*nodes.values()][:1]
+
+    monkeypatch.setattr(site.service.jobs, "nodes", known)
+    monkeypatch.setattr(page, "HTMX", Path(__file__))
+    assert "MI355X each" in (await browser(site).get("/size?model=llama-3.1-8b&nodes=1")).text
+    assert 'hx-get="/size"' in (await browser(site).get("/new/fine-tuning")).text
 
 
 async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, slurm: FakeSlurmrestd) -> None:

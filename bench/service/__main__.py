@@ -142,19 +142,25 @@ async def asked(url: str, live: list[str], chosen: argparse.Namespace, pid: int)
             number = draw.randrange(100, chosen.jobs - LIVE)
             return LIMIT | {"after": f"job-{number:011x}"}
 
+        used = processor(pid)
         newest, peer = await pages(client, chosen)
+        page_ms = (processor(pid) - used) / PAGES * 1000
         any_ = [await timed(lambda: client.get("/v1/jobs", params=after())) for _ in range(PAGES)]
+        used = processor(pid)
         body = {"recipe": "mine", "arguments": ["true"], "gpus_per_node": 0}
         new = [
             await timed(lambda number=number: client.post("/v1/jobs", json=body | {"name": f"new-{number}"}))  # type: ignore[misc]
             for number in range(CREATED)
         ]
+        job_ms = (processor(pid) - used) / CREATED * 1000
         many = await crowd(client, live, chosen.seconds, pid)
     return {
         **summary("a page of 50, the newest", newest),
+        "the same: processor time of one (ms)": round(page_ms, 1),
         **peer,
         **summary("a page of 50, anywhere", any_),
         **summary("a new job, Slurm's part not counted", new),
+        "a new job: processor time of one (ms)": round(job_ms, 1),
         **many,
     }
 

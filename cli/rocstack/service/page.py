@@ -171,8 +171,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def _to_login(request: Request, why: str) -> Response:
-    if request.headers.get("hx-request"):  # a part of a page: htmx goes there with the whole
-        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if request.headers.get("hx-request"):  # a part of a page: htmx asks for the whole, which says why
+        return Response(status_code=401, headers={"HX-Refresh": "true"})
     answer = draw(request, "login", 401, message=why)
     if not request.url.path.startswith(f"{sign_in.PATH}/"):  # a sign-in that failed says nothing of the session
         forget_cookie(answer, request.app.state.service, COOKIE)

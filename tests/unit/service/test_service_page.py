@@ -295,7 +295,10 @@ async def test_nobody_sees_anothers(site: Site) -> None:
 
 async def test_a_part_of_a_page_leads_to_the_way_in(site: Site) -> None:
     found = await browser(site, "").get("/jobs/rows", headers={"HX-Request": "true"})
-    assert (found.status_code, found.headers["hx-redirect"]) == (401, "/login")
+    assert (found.status_code, found.headers["hx-refresh"]) == (401, "true")
+    late = browser(site, "")
+    late.cookies.set("rocstack_token", token("alice", -5))
+    assert "the token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
 
 
 async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -1,9 +1,10 @@
 """The service under load: pages of a person with ten thousand jobs, people who poll, streams, new jobs, the page.
 
-    .venv/bin/python bench/service [--jobs 10000] [--seconds 300] [--json FILE]
+    .venv/bin/python bench/service [--jobs 10000] [--seconds 300] [--json FILE] [--slurmrestd URL --token FILE]
 
 The service is a process of its own with SQLite; in slurmrestd's place are its recorded answers, so what is measured is
-the service and not Slurm. First paint needs Chromium.
+the service and not Slurm. A real slurmrestd with as many jobs can be named as a peer: its list is asked for between our
+pages. First paint needs Chromium.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ LIVE, STEPS = 20, 200  # jobs that run, and steps that each has written
 POLLERS, STREAMS, EVERY_S = 200, 50, 2.0
 PAGES, CREATED = 500, 50
 LIMIT = {"limit": 50}
+PEER, LIST = 10, "/slurm/v0.0.42/jobs/"
 
 
 def main() -> None:
@@ -49,6 +51,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--seconds", type=int, default=300, help="of the load by many people")
     parser.add_argument("--json", type=Path, help="write the numbers there, too")
+    parser.add_argument("--slurmrestd", help="address of a real one, whose list of jobs is asked for beside our pages")
+    parser.add_argument("--token", type=Path, help="file with a Slurm token for it")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
@@ -138,19 +142,49 @@ async def asked(url: str, live: list[str], chosen: argparse.Namespace, pid: int)
             number = draw.randrange(100, chosen.jobs - LIVE)
             return LIMIT | {"after": f"job-{number:011x}"}
 
-        newest = [await timed(lambda: client.get("/v1/jobs", params=LIMIT)) for _ in range(PAGES)]
+        used = processor(pid)
+        newest, peer = await pages(client, chosen)
+        page_ms = (processor(pid) - used) / PAGES * 1000
         any_ = [await timed(lambda: client.get("/v1/jobs", params=after())) for _ in range(PAGES)]
+        used = processor(pid)
         body = {"recipe": "mine", "arguments": ["true"], "gpus_per_node": 0}
         new = [
             await timed(lambda number=number: client.post("/v1/jobs", json=body | {"name": f"new-{number}"}))  # type: ignore[misc]
             for number in range(CREATED)
         ]
+        job_ms = (processor(pid) - used) / CREATED * 1000
         many = await crowd(client, live, chosen.seconds, pid)
     return {
         **summary("a page of 50, the newest", newest),
+        "the same: processor time of one (ms)": round(page_ms, 1),
+        **peer,
         **summary("a page of 50, anywhere", any_),
         **summary("a new job, Slurm's part not counted", new),
+        "a new job: processor time of one (ms)": round(job_ms, 1),
         **many,
+    }
+
+
+async def pages(client: httpx.AsyncClient, chosen: argparse.Namespace) -> tuple[list[float], dict[str, Any]]:
+    """Seconds of each, and what the peer took: slurmrestd has no pages, so it answers with all jobs."""
+    newest: list[float] = []
+    theirs: list[float] = []
+    head = {"X-SLURM-USER-TOKEN": chosen.token.read_text().strip()} if chosen.slurmrestd else {}
+    async with httpx.AsyncClient(base_url=chosen.slurmrestd or "", headers=head, timeout=60) as peer:
+        for number in range(PAGES):
+            newest.append(await timed(lambda: client.get("/v1/jobs", params=LIMIT)))
+            if head and number % (PAGES // PEER) == 0:
+                began = time.perf_counter()
+                answer = await peer.get(LIST)
+                theirs.append(time.perf_counter() - began)
+        if not head:
+            return newest, {}
+    ratio = statistics.median(theirs) / statistics.median(newest)
+    return newest, {
+        "slurmrestd alone: jobs": len(answer.raise_for_status().json()["jobs"]),
+        "slurmrestd alone: its list (MB)": round(len(answer.content) / 1e6, 1),
+        "slurmrestd alone: p50 (ms)": round(statistics.median(theirs) * 1000, 1),
+        "slurmrestd's list in pages of ours, by p50": round(ratio, 1),
     }
 
 

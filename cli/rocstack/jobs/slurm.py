@@ -190,16 +190,19 @@ def waits_for(reason: str) -> str:
     word = reason.split(",")[0].strip("() ")
     if not word or word == "None":
         return "it was just submitted: Slurm hasn't looked at it yet"
-    for pattern, words in _reasons():
+    known = _reasons()
+    for pattern, words in known["reasons"].items():
         if found := re.fullmatch(pattern, word):
-            return found.expand(words)
+            amount = found[1] if found.re.groups else ""
+            what = next((each for begin, each in known["amounts"].items() if amount.startswith(begin)), amount)
+            return words.format(what=what)
     return f"Slurm says {word}"
 
 
 @cache
-def _reasons() -> tuple[tuple[str, str], ...]:
-    loaded = yaml.safe_load((paths.images() / "job-reasons.yml").read_text(encoding="utf-8"))
-    return tuple(loaded["reasons"].items())
+def _reasons() -> dict[str, dict[str, str]]:
+    loaded: dict[str, dict[str, str]] = yaml.safe_load((paths.images() / "job-reasons.yml").read_text(encoding="utf-8"))
+    return loaded
 
 
 def labelled(lines: Iterator[str], rank: int) -> Iterator[str]:

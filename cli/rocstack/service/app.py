@@ -1,7 +1,7 @@
 """The interface by HTTP: who asks, errors in one form, health, metrics; the routes are in routes_*.py."""
 
 import logging
-import re
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +19,8 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible
 from rocstack.service import (
     failures,
+    field_faults,
+    page,
     page_cluster,
     page_sign_in,
     page_try,
@@ -35,6 +37,8 @@ from rocstack.service.slurmrest import AnswerLost
 from rocstack.service.tracing import Span, Tracing
 
 QUIET, _NONE = ("/health", "/metrics"), Tracing()  # asked every few seconds
+REQUEST_ID = "X-Request-ID"  # openai's client shows it as `request_id`
+UNREAD = "There was an error parsing the body"  # FastAPI's words
 log = logging.getLogger(__name__)
 ABOUT = """\
 Files, fine-tuning jobs and models as OpenAI's interface has them, so the stock `openai` client works; and jobs of any
@@ -133,28 +137,34 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        param = ".".join(part for part in place if not re.match(r"(constrained-|literal\[|function-|int$|str$)", part))
-        why = visible(str(first["msg"]))[:300]
-        message = f"{param or 'the request'}: {why[:1].lower()}{why[1:]}"
-        return JSONResponse(failures.body(message, "invalid_request_error", "bad-request", param or None), 400)
+        fault = field_faults.first(error.errors())
+        message, param = fault.sentence(), ".".join(fault.place) or None
+        return JSONResponse(failures.body(message, "invalid_request_error", "bad-request", param), 400)
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Response:
+        unread = error.status_code == 400 and error.detail == UNREAD
         known = {404: "no-such-page", 405: "no-such-method", 413: "request-too-large"}
         code = known.get(error.status_code, "bad-request")
         what = f"{request.method} {visible(request.url.path)[:200]}"
         absent = error.status_code in (404, 405)
         message = f"nothing is at {what}: /openapi.json has what there is" if absent else str(error.detail)
+        message = "the body: it is no JSON, or is nested too deep" if unread else message
+        if page.browses(request):
+            return page.draw(
+                request, "error", error.status_code, message="there is no such page" if absent else message
+            )
         body = failures.body(message, "invalid_request_error", code)
         return JSONResponse(body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        log.error("%s %s failed", request.method, visible(request.url.path)[:200], exc_info=error)
-        message = "the service failed at this request; its log says why"
-        return JSONResponse(failures.body(message, "server_error", "service-failed"), 500)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        key = getattr(request.state, "key", "")
+        log.error("%s: %s %s failed", key, request.method, visible(request.url.path)[:200], exc_info=error)
+        message = f"the service failed at this request; its log says why, at {key}"
+        if page.browses(request):
+            return page.draw(request, "error", 500, message=message)
+        return JSONResponse(failures.body(message, "server_error", "service-failed"), 500, {REQUEST_ID: key})
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -174,7 +184,7 @@ def _watch(app: FastAPI) -> None:
 
     @app.middleware("http")
     async def measured(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        began = time.monotonic()
+        began, request.state.key = time.monotonic(), f"req_{secrets.token_hex(8)}"
         quiet = request.url.path in QUIET
         with numbers.open.track_inprogress(), (_NONE if quiet else traces).span("", "SERVER") as span:
             try:
@@ -186,6 +196,7 @@ def _watch(app: FastAPI) -> None:
             if answer.status_code >= 500:
                 span.fail(str(answer.status_code))
         answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers[REQUEST_ID] = request.state.key
         answer.headers.setdefault("Cache-Control", "no-store")
         return answer
 

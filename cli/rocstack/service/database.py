@@ -1,9 +1,11 @@
 """The way to the database: migrated when it first answers; while it is away, errors say so."""
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +49,7 @@ class Database:
                 pool_pre_ping=True,
                 pool_recycle=1800,
                 hide_parameters=True,
+                json_serializer=partial(json.dumps, ensure_ascii=False),  # a key is found as it is written
                 **({} if lite else {"pool_size": 8, "max_overflow": 8, "pool_timeout": 5}),
             )
         except Exception as error:  # each driver fails in its own way

@@ -71,7 +71,18 @@ def _row(line: bytes) -> dict[str, Any]:
         raise _Wrong(str(error)[:200]) from None
     if not isinstance(row, dict):
         raise _Wrong("no JSON object")
+    if b"\\u" in line and _has_half(row):
+        raise _Wrong("it has half of a character (\\ud800 to \\udfff without its other half)")
     return row
+
+
+def _has_half(row: dict[str, Any]) -> bool:
+    """JSON can say what no UTF-8 can, and no tokenizer takes."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _no_number(word: str) -> Any:

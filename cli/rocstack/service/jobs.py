@@ -5,12 +5,13 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio.to_thread
+from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -41,7 +42,9 @@ LONGEST = 64 << 10  # characters of a job's script and of what was asked for
 MOST = 10_000  # jobs of which we know when we asked
 FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
+FAR_S = 300 * 86400  # an expected start that is further away is none
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
+Word = Annotated[str, Field(max_length=256)]  # its length is bounded, and it is whole characters
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
 log = logging.getLogger(__name__)
 
@@ -125,8 +128,9 @@ class Jobs:
         status: Sequence[str] = (),
         after: str | None = None,
         limit: int = 20,
+        metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[JobRow], bool]:
-        """A page, the newest first, and whether there are more.
+        """A page, the newest first, and whether there are more. Of `metadata` a job has all pairs.
 
         Raises:
             NotThere: `after` is none of hers.
@@ -138,6 +142,8 @@ class Jobs:
                 wanted = wanted.where(JobRow.kind == kind)
             if status:
                 wanted = wanted.where(JobRow.status.in_(status))
+            for name, value in (metadata or {}).items():
+                wanted = wanted.where(JobRow.asked["metadata"][name].as_string() == value)
             if after:
                 last = own(session, caller, after)
                 same = (JobRow.created == last.created) & (JobRow.id < last.id)
@@ -382,7 +388,17 @@ def why(row: JobRow) -> str:
 
 
 def expected_start(row: JobRow) -> int | None:
-    return (whole(row.seen.get("start")) or None) if row.status == "queued" else None
+    """None, too, where Slurm can't tell."""
+    return None if start_unknown(row) else _start(row) or None
+
+
+def start_unknown(row: JobRow) -> bool:
+    """Whether a job before it has no time limit: Slurm takes it for one of a year."""
+    return _start(row) > time.time() + FAR_S
+
+
+def _start(row: JobRow) -> int:
+    return whole(row.seen.get("start")) if row.status == "queued" else 0
 
 
 def request_of(options: dict[str, Any], **more: Any) -> JobRequest:

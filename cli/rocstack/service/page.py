@@ -2,7 +2,7 @@
 a node is data, escaped by the templates, and the browser is told to run no script but ours."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -17,17 +17,18 @@ from fastapi.routing import APIRoute
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible, visible_lines
-from rocstack.service import failures, progress, sign_in
+from rocstack.service import failures, field_faults, progress, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
 from rocstack.service.identity import COOKIE, Caller, cookie_name
-from rocstack.service.jobs import TUNING, expected_start, why
+from rocstack.service.jobs import TUNING, expected_start, start_unknown, why
 from rocstack.service.outcome import LIVE, PAUSED
 from rocstack.service.routes import Person, Serving
 from rocstack.service.service import Service
 from rocstack.service.tables import JobRow
 from rocstack.verify.report.page import words
 
+OWN = {"page.css": "text/css", "page.js": "text/javascript"}
 HTMX = Path("/usr/share/javascript/htmx/htmx.min.js")  # Debian's libjs-htmx
 ROWS = 50  # of a list
 LOG_END, LINES = 64 << 10, 30  # of a log are shown: bytes, and lines of them
@@ -37,6 +38,19 @@ CURVES = (
     ("gpu_busy", "GPUs busy, %"),
     ("eval_loss", "loss on held-out data"),
 )
+STATES = {  # of a node, in plain words; slurm.schedmd.com/sinfo.html, "NODE STATE CODES"
+    "IDLE": "free",
+    "MIXED": "partly in use",
+    "ALLOCATED": "in use",
+    "COMPLETING": "a job is ending",
+    "PLANNED": "kept for the next job",
+    "RESERVED": "reserved",
+    "MAINTENANCE": "in maintenance",
+    "DRAIN": "takes no new jobs",
+    "FAIL": "about to fail",
+    "NOT_RESPONDING": "doesn't answer",
+    "INVALID_REG": "has less than Slurm was told",
+}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -74,6 +88,15 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def _state_words(states: Sequence[str]) -> str:
+    """Of a node, what Slurm's words for its state mean."""
+    return ", ".join(STATES.get(each, each.lower().replace("_", " ")) for each in states)
+
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(paths.templates() / "service"),
     autoescape=True,
@@ -84,6 +107,8 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
+    "sentence": _sentence,
+    "state_words": _state_words,
     "number": _number,
     "visible": visible,
     "lines": visible_lines,
@@ -92,11 +117,20 @@ TEMPLATES.filters |= {
 }
 
 
+def browses(request: Request) -> bool:
+    """Whether a person's browser asks for a page, and not a program for an answer."""
+    path = request.url.path
+    return "text/html" in request.headers.get("accept", "") and not path.startswith(("/v1/", "/static/"))
+
+
 def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:
     """A page, or with htmx the part of one that is named."""
     settings = request.app.state.service.settings
-    known = {"cluster": settings.cluster, "user": "", "live": HTMX.exists(), "issuer": settings.oidc is not None}
-    return HTMLResponse(TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status)
+    user = getattr(request.state, "user", "")
+    known = {"cluster": settings.cluster, "user": user, "live": HTMX.exists(), "issuer": settings.oidc is not None}
+    return HTMLResponse(
+        TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status, {"Content-Security-Policy": POLICY}
+    )
 
 
 def keep_cookie(answer: Response, service: Service, name: str, value: str, *, lax: bool = False, **more: Any) -> None:
@@ -125,7 +159,7 @@ class PageRoute(APIRoute):
             except RocstackError as error:
                 answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
             except RequestValidationError as error:
-                answer = draw(request, "error", 400, message=f"the request can't be read: {error.errors()[0]['msg']}")
+                answer = draw(request, "error", 400, message=field_faults.first(error.errors()).sentence())
             answer.headers.setdefault("Content-Security-Policy", POLICY)
             answer.headers["Referrer-Policy"] = "no-referrer"
             return answer
@@ -137,8 +171,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def _to_login(request: Request, why: str) -> Response:
-    if request.headers.get("hx-request"):  # a part of a page: htmx goes there with the whole
-        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if request.headers.get("hx-request"):  # a part of a page: htmx asks for the whole, which says why
+        return Response(status_code=401, headers={"HX-Refresh": "true"})
     answer = draw(request, "login", 401, message=why)
     if not request.url.path.startswith(f"{sign_in.PATH}/"):  # a sign-in that failed says nothing of the session
         forget_cookie(answer, request.app.state.service, COOKIE)
@@ -156,7 +190,7 @@ async def start(caller: Person) -> Response:
 @router.get("/jobs")
 async def jobs(request: Request, service: Serving, caller: Person, after: str | None = None) -> Response:
     rows, more = await service.jobs.page(caller, after=after, limit=ROWS)
-    return draw(request, "jobs", user=caller.name, jobs=[_line(row) for row in rows], more=more, after=after or "")
+    return draw(request, "jobs", jobs=[_line(row) for row in rows], more=more, after=after or "")
 
 
 @router.get("/jobs/rows")
@@ -167,7 +201,7 @@ async def job_rows(request: Request, service: Serving, caller: Person, after: st
 
 @router.get("/jobs/{job}")
 async def job(request: Request, service: Serving, caller: Person, job: str) -> Response:
-    return draw(request, "job", user=caller.name, **await _about(service, caller, job))
+    return draw(request, "job", **await _about(service, caller, job))
 
 
 @router.get("/jobs/{job}/part")
@@ -203,6 +237,7 @@ def _line(row: JobRow) -> dict[str, Any]:
         "id": row.id, "name": row.name, "status": row.status, "recipe": row.recipe, "number": row.slurm_id,
         "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
         "nodes": row.seen.get("where") or "", "model": row.result, "gpus": row.seen.get("gpus"),
+        "error": (row.error or {}).get("message", ""), "start_unknown": start_unknown(row),
     }  # fmt: skip
 
 
@@ -217,7 +252,7 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     if row.kind == TUNING:
         can |= {"pause": row.status in ("queued", "running"), "resume": row.status == PAUSED}
     return {
-        "job": _line(row), "asked": _asked(row), "error": (row.error or {}).get("message", ""), "script": row.script,
+        "job": _line(row), "asked": _asked(row), "script": row.script,
         "events": [(each.at, each.level, each.message) for each in await service.jobs.rows.events(caller, row.id)],
         "curves": [each for each in drawn if each], "numbers": steps[-1] if steps else {},
         "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
@@ -243,7 +278,7 @@ def _asked(row: JobRow) -> dict[str, str]:
 @router.get("/models")
 async def models(request: Request, service: Serving, caller: Person) -> Response:
     rows = await service.models.all(caller)
-    return draw(request, "models", user=caller.name, models=rows)
+    return draw(request, "models", models=rows)
 
 
 @router.get("/files")
@@ -253,7 +288,7 @@ async def files(
     rows, more = await service.files.page(caller, None, after, ROWS, "desc")
     used = await service.files.used(caller)
     quota = service.settings.limits.quota_mib << 20
-    return draw(request, "files", user=caller.name, files=rows, more=more, used=used, quota=quota, message="")
+    return draw(request, "files", files=rows, more=more, used=used, quota=quota, message="")
 
 
 # What the pages are made of
@@ -261,9 +296,9 @@ async def files(
 
 @router.get("/static/{name}")
 async def static(name: str) -> Response:
-    known = {"page.css": paths.templates() / "service" / "page.css", "htmx.js": HTMX}
+    known = {each: paths.templates() / "service" / each for each in OWN} | {"htmx.js": HTMX}
     if name not in known or not known[name].is_file():
         return Response("there is no such file", 404, media_type="text/plain")
     # Not by FileResponse: of a request for thousands of ranges, it reads each by itself.
-    kind = "text/css" if name.endswith(".css") else "text/javascript"
+    kind = OWN.get(name, "text/javascript")
     return Response(known[name].read_bytes(), media_type=kind, headers={"Cache-Control": "max-age=3600"})

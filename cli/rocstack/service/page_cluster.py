@@ -27,7 +27,7 @@ async def cluster(request: Request, service: Serving, caller: Person) -> Respons
     reports, problems = await anyio.to_thread.run_sync(service.reports.read)
     drawing = await anyio.to_thread.run_sync(_topology, reports)
     return draw(
-        request, "cluster", user=caller.name, reports=reports, problems=problems, drawing=drawing, most=FAILURES,
+        request, "cluster", reports=reports, problems=problems, drawing=drawing, most=FAILURES,
         **await _nodes(service, caller, reports), reservations=await service.slurm.reservations(caller.token),
         qos=await service.slurm.qos(caller.token),
     )  # fmt: skip

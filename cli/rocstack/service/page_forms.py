@@ -1,5 +1,7 @@
 """Forms of the page: a fine-tuning, a job of any recipe by its typed parameters, a file to upload, a model to size."""
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -8,9 +10,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from rocstack.base.errors import RocstackError
+from rocstack.base.text import count
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import Recipe
-from rocstack.service import failures
+from rocstack.service import failures, field_faults
 from rocstack.service.files import PURPOSE
 from rocstack.service.identity import Caller
 from rocstack.service.multipart import FileForm
@@ -19,18 +22,36 @@ from rocstack.service.routes import Person, Serving
 from rocstack.service.routes_cluster import SizeBody, sized
 from rocstack.service.routes_jobs import JobBody, submit
 from rocstack.service.service import Service
-from rocstack.service.tuning import TuningRequest
+from rocstack.service.tuning import BATCH, EPOCHS, FINETUNE, RANK, TuningRequest
 from rocstack.size import models as known_models
 
+OWN = "mine"  # the recipe for a command of one's own
 LONGEST = 64 << 10  # bytes of a form without a file
 MOST_FIELDS = 300
-PLACES = ("nodes", "time", "partition", "account", "qos")  # where and how long: the same for every job
+PLACES = ("nodes", "gpus_per_node", "time", "partition", "account", "qos")  # where and how long: the same for every job
+# What the forms call the fields. Of a fine-tuning also what is taken where nothing is written.
 HYPER = ("n_epochs", "batch_size", "learning_rate_multiplier")
+TUNING = {
+    "n_epochs": ("Passes over the file (epochs)", str(EPOCHS)),
+    "batch_size": ("Examples in a step (batch size)", str(BATCH)),
+    "learning_rate_multiplier": ("Learning rate, times 0.0001", "1"),
+    "rank": ("Rank of the adapter: more learns more, and takes more memory", str(RANK)),
+    "seq_len": ("Tokens of an example", "as the trainer chooses"),
+}
+LABELS = {name: label for name, (label, _) in TUNING.items()} | {
+    "name": "Name", "nodes": "Nodes", "gpus_per_node": "GPUs of each node", "time": "Time", "partition": "Partition",
+    "account": "Account", "qos": "Quality of service", "model": "Model", "training_file": "Train on",
+    "validation_file": "Measure on", "suffix": "Name of the result", "replicas": "Servers", "method": "Training",
+    "gpu": "GPU",
+}  # fmt: skip
+GPUS = ("mi250x", "mi300x", "mi325x", "mi355x")
+Choices = dict[str, list[tuple[str, str]]]
 
 
 @router.get("/new")
 async def new(request: Request, service: Serving, caller: Person) -> Response:
-    return draw(request, "new", user=caller.name, recipes=service.jobs.recipes().values())
+    recipes_ = sorted(service.jobs.recipes().values(), key=lambda each: each.name != OWN)
+    return draw(request, "new", recipes=recipes_)
 
 
 @router.get("/new/fine-tuning")
@@ -61,35 +82,61 @@ async def _tuning_form(
     files, _ = await service.files.page(caller, None, None, 1000)
     models = await service.models.all(caller)
     return draw(
-        request, "new-tuning", status, user=caller.name, files=files, models=[each["id"] for each in models],
-        given=given, message=message,
+        request, "new-tuning", status, files=files, models=[each["id"] for each in models], given=given,
+        message=message, numbers=TUNING, choices=await _choices(service, caller),
+        recipe=service.jobs.recipes()[FINETUNE],
     )  # fmt: skip
+
+
+async def _choices(service: Service, caller: Caller) -> Choices:
+    """Partitions and qualities of service, and what is shown of them; none where Slurm doesn't tell: they are written
+    then."""
+    try:
+        pools, known = await asyncio.gather(service.jobs.pools(caller), service.slurm.qos(caller.token))
+    except (failures.Away, failures.SlurmRefused):
+        return {}
+    parts = [(each.name, f"{each.name} ({count(each.nodes, 'node')})") for each in pools if not each.default]
+    ranked = sorted(known, key=lambda each: -each.priority)
+    return {"partition": parts, "qos": [(each.name, f"{each.name} (priority {each.priority:,})") for each in ranked]}
 
 
 @router.get("/new/{name}")
 async def new_job(request: Request, service: Serving, caller: Person, name: str) -> Response:
-    return _job_form(request, service, caller, recipes.find(name, service.jobs.overlay), {}, "")
+    return await _job_form(request, service, caller, recipes.find(name, service.jobs.overlay), {}, "")
 
 
 @router.post("/new/{name}")
 async def create_job(request: Request, service: Serving, caller: Person, name: str) -> Response:
     recipe, given = recipes.find(name, service.jobs.overlay), await fields(request)
     values: dict[str, Any] = {each: given[f"p.{each}"] for each in recipe.parameters if given.get(f"p.{each}")}
-    place: dict[str, Any] = {each: given[each] for each in PLACES if given.get(each)}
+    place: dict[str, Any] = {each: given[each] for each in ("name", *PLACES) if given.get(each)}
     try:
-        words = recipes.Parameter(about="words", type="words").parse(given["words"]) if given.get("words") else ()
-        body = JobBody(recipe=name, parameters=values, arguments=list(words), **place)
+        body = JobBody(recipe=name, parameters=values, arguments=_words(recipe, given.get("words", "")), **place)
         row = await submit(service, caller, body)
     except (ValueError, RocstackError) as error:  # pydantic's is a ValueError
-        return _job_form(request, service, caller, recipe, given, problem(error), 400)
+        return await _job_form(request, service, caller, recipe, given, problem(error), 400)
     return RedirectResponse(f"/jobs/{quote(row.id)}", 303)
 
 
-def _job_form(
+def _words(recipe: Recipe, given: str) -> list[str]:
+    """
+    Raises:
+        ValueError: a shell couldn't split them, or there are none.
+    """
+    if not given and recipe.needs_arguments:
+        raise ValueError(f"write {recipe.arguments}")
+    try:
+        return list(recipes.Parameter(about="words", type="words").parse(given)) if given else []
+    except ValueError as error:
+        raise ValueError(f"{recipe.arguments}: {error}") from None
+
+
+async def _job_form(
     request: Request, service: Service, caller: Caller, recipe: Recipe, given: dict[str, str], message: str,
     status: int = 200,
 ) -> Response:  # fmt: skip
-    return draw(request, "new-job", status, user=caller.name, recipe=recipe, given=given, message=message)
+    choices = await _choices(service, caller)
+    return draw(request, "new-job", status, recipe=recipe, given=given, message=message, choices=choices)
 
 
 @router.post("/files")
@@ -102,7 +149,7 @@ async def upload(request: Request, service: Serving, caller: Person) -> Response
         rows, more = await service.files.page(caller, None, None, ROWS)
         used, quota = await service.files.used(caller), service.settings.limits.quota_mib << 20
         return draw(
-            request, "files", failures.status_of(error), user=caller.name, files=rows, more=more, used=used,
+            request, "files", failures.status_of(error), files=rows, more=more, used=used,
             quota=quota, message=failures.sentence(error),
         )  # fmt: skip
     return RedirectResponse("/files", 303)
@@ -117,11 +164,11 @@ async def delete(service: Serving, caller: Person, file: str) -> Response:
 @router.get("/size")
 async def size(
     request: Request, service: Serving, caller: Person, model: Annotated[str, Query(max_length=255)] = "",
-    gpu: Annotated[str, Query(max_length=32)] = "mi300x", nodes: Annotated[str, Query(max_length=5)] = "",
+    gpu: Annotated[str, Query(max_length=32)] = "", nodes: Annotated[str, Query(max_length=5)] = "",
     method: Annotated[str, Query(max_length=8)] = "lora",
 ) -> Response:  # fmt: skip
     message, found = "", None
-    given = {"model": model, "gpu": gpu, "nodes": nodes, "method": method}
+    given = {"model": model, "gpu": gpu or await _gpu(service, caller), "nodes": nodes, "method": method}
     if model:
         try:
             asked = {name: value for name, value in given.items() if value}
@@ -131,17 +178,24 @@ async def size(
     part = "size-part" if request.headers.get("hx-request") else "size"
     bases = (each["id"] for each in await service.models.all(caller) if not each["job"])
     names = sorted({*known_models.names(), *bases})
-    more: dict[str, Any] = {} if part == "size-part" else {"user": caller.name, "names": names, "given": given}
+    more: dict[str, Any] = {} if part == "size-part" else {"names": names, "given": given, "gpus": GPUS}
     return draw(request, part, found=found, message=message, **more)
+
+
+async def _gpu(service: Service, caller: Caller) -> str:
+    """What the cluster's nodes have, where it is known here."""
+    with suppress(failures.Away, failures.SlurmRefused):
+        for node in await service.jobs.nodes(caller):
+            if node.gpu.lower() in GPUS:
+                return node.gpu.lower()
+    return GPUS[1]
 
 
 def problem(error: Exception) -> str:
     if isinstance(error, RocstackError):
         return failures.sentence(error)
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        place = next((str(part) for part in reversed(first["loc"]) if not str(part).startswith(("literal", "int"))), "")
-        return f"{place.replace('_', ' ')}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+        return field_faults.first(error.errors()).sentence(LABELS)
     return str(error)
 
 

@@ -1,5 +1,6 @@
 """The way in and out of the page: with a Slurm token, or at the site's issuer."""
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
@@ -13,6 +14,7 @@ from rocstack.service.routes import Serving, same_site
 from rocstack.service.service import Service
 from rocstack.service.sign_in import SignIn
 
+_PASTED = re.compile(r"^[\"']?(SLURM_JWT=|Authorization:|Bearer)*[\"']?")
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
@@ -30,7 +32,7 @@ async def login(
         NotSignedIn, NotAllowed, Away
     """
     _from_here(request)
-    token = "".join(token.split()).removeprefix("SLURM_JWT=")
+    token = _PASTED.sub("", "".join(token.split())).strip("\"'")  # as people copy it
     caller = await service.door.caller(token)
     answer = RedirectResponse("/jobs", 303)
     keep_cookie(answer, service, COOKIE, caller.token)  # Slurm's: browsers drop a cookie as long as an issuer's may be

@@ -22,7 +22,7 @@ Name = Annotated[str, Query(max_length=255)]
 
 @router.get("/try")
 async def try_page(request: Request, service: Serving, caller: Person, model: Name) -> Response:
-    return draw(request, "try", user=caller.name, **await _about(service, caller, model), **_box())
+    return draw(request, "try", **await _about(service, caller, model), **_box())
 
 
 @router.get("/try/servers")
@@ -46,11 +46,11 @@ async def try_it(request: Request, service: Serving, caller: Person, model: Name
     box = _box(said, message, text, asked)
     if request.headers.get("hx-request"):
         return draw(request, "try-part", **box)
-    return draw(request, "try", user=caller.name, **await _about(service, caller, model), **box)
+    return draw(request, "try", **await _about(service, caller, model), **box)
 
 
 def _box(said: str = "", message: str = "", text: str = "", tokens: str = str(TOKENS)) -> dict[str, Any]:
-    return {"said": said, "message": message, "text": text, "tokens": tokens}
+    return {"said": said, "message": message, "text": text, "tokens": tokens, "given": {}}
 
 
 async def _about(service: Service, caller: Caller, model: str) -> dict[str, Any]:
@@ -71,5 +71,7 @@ async def serve(request: Request, service: Serving, caller: Person) -> Response:
         }
         await service.servers.start(caller, ServerRequest.model_validate(asked))
     except (ValidationError, RocstackError) as error:
-        return draw(request, "error", 400, user=caller.name, message=problem(error))
+        model = given.get("model", "")
+        about = await _about(service, caller, model)
+        return draw(request, "try", 400, **about, **_box(message=problem(error)) | {"given": given})
     return RedirectResponse(f"/try?model={quote(given['model'], safe='')}", 303)

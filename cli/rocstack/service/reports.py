@@ -1,12 +1,14 @@
 """The reports that `rocstack verify` brought to the control node: the last whole one of each level. Root alone writes
 there; what nodes said stands in them, so it is data."""
 
+import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from markupsafe import Markup
 
@@ -112,14 +114,34 @@ class VerifyReports:
                 return each
         raise NotThere.of("no-such-report", report=visible(key[:64])).about("report")
 
+    def opened(self, key: str) -> BinaryIO:
+        """Its file, as `verify` wrote it. Of a large cluster it is too much to be made anew for each who asks.
+
+        Raises:
+            NotThere: no report has this id.
+        """
+        for name in map(report_name, LEVELS):
+            with suppress(BadInput, OSError, RecursionError), self._reading:  # `read` says why it can't be read
+                if self._read(name).run.id != key:
+                    continue
+                file = (self.folder / name).open("rb")
+                if self._known[name][0] == _stamp(os.fstat(file.fileno())):
+                    return file
+                file.close()  # a newer one has just come in its place
+        raise NotThere.of("no-such-report", report=visible(key[:64])).about("report")
+
     def _read(self, name: str) -> ShownReport:
         path = self.folder / name
         about = path.stat()
         if about.st_size > REPORT_MIB << 20:
             raise OSError(f"it has more than {REPORT_MIB} MB")
-        stamp = (about.st_ino, about.st_size, about.st_mtime_ns)
+        stamp = _stamp(about)
         known = self._known.get(name)
         if known is None or known[0] != stamp:
             known = self._known[name] = stamp, ShownReport(result.read(path))
             known[1].to_dict()  # what the page shows of it is made here, and not where requests wait
         return known[1]
+
+
+def _stamp(about: os.stat_result) -> tuple[int, int, int]:
+    return about.st_ino, about.st_size, about.st_mtime_ns

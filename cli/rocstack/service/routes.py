@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
+from rocstack.base.text import visible
+from rocstack.service.failures import NotThere
 from rocstack.service.identity import Caller, token_of
 from rocstack.service.service import Service
 
@@ -28,7 +30,9 @@ async def caller_of(request: Request) -> Caller:
     """
     service, said = service_of(request), request.headers.get("authorization")
     token = token_of(said, request.cookies, same_site=same_site(request), tls=service.settings.tls)
-    return await service.door.caller(token)
+    caller = await service.door.caller(token)
+    request.state.user = caller.name  # who the pages are drawn for
+    return caller
 
 
 def same_site(request: Request) -> bool:
@@ -57,9 +61,15 @@ def page(rows: list[dict[str, Any]], more: bool) -> dict[str, Any]:
 
 
 def cut(rows: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """A page of a list that is there as a whole."""
+    """A page of a list that is there as a whole.
+
+    Raises:
+        NotThere: `after` is none of them.
+    """
     ids = [row["id"] for row in rows]
-    start = ids.index(after) + 1 if after in ids else 0
+    if after is not None and after not in ids:  # whoever walks through the pages would begin again, without end
+        raise NotThere.of("no-such-after", after=visible(after[:64])).about("after")
+    start = ids.index(after) + 1 if after is not None else 0
     return page(rows[start : start + limit], start + limit < len(rows))
 
 

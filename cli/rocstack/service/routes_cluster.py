@@ -1,9 +1,12 @@
 """`/v1/nodes`, `/v1/qos`, `/v1/reservations`, `/v1/verify/reports` and `/v1/size`."""
 
-from typing import Annotated, Any, Literal
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO, Literal
 
 import anyio.to_thread
 from fastapi import APIRouter, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocstack.client.answers import ListOf, NodeAnswer, QosAnswer, ReservationAnswer, VerifyReportAnswer
@@ -15,6 +18,7 @@ from rocstack.size.sizing import Sized
 
 router = APIRouter(prefix="/v1")
 Count = Annotated[int, Field(ge=1, le=1 << 22)] | None
+PIECE = 1 << 18  # bytes of a report that are in memory at a time
 
 
 class SizeBody(BaseModel):
@@ -75,8 +79,15 @@ async def verify_reports(service: Serving, caller: Person) -> dict[str, Any]:
     responses={200: {"content": {"application/json": {"schema": {"type": "object", "additionalProperties": True}}}}},
 )  # fmt: skip
 async def verify_report(service: Serving, caller: Person, report: str) -> Response:
-    found = await anyio.to_thread.run_sync(service.reports.get, report)
-    return Response(await anyio.to_thread.run_sync(found.run.dumps), media_type="application/json")
+    file = await anyio.to_thread.run_sync(service.reports.opened, report)
+    headers = {"Content-Length": str(os.fstat(file.fileno()).st_size)}
+    return StreamingResponse(_pieces(file), media_type="application/json", headers=headers)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(PIECE):
+            yield piece
 
 
 @router.post("/size", tags=["cluster"], summary="What a model needs, and how fast it would be")

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from rocstack.service.failures import NotThere
+from rocstack.service.failures import NotThere, RequestRefused
 from rocstack.service.files import to_dict
 from rocstack.service.multipart import FileForm
 from rocstack.service.routes import After, Person, Serving, cut, page
@@ -47,6 +47,7 @@ PART = {
 
 
 class UploadRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     bytes: Annotated[int, Field(ge=1, le=1 << 50)]
     filename: Annotated[str, Field(min_length=1, max_length=1024)]
     mime_type: Annotated[str, Field(max_length=255)] = "application/jsonl"
@@ -64,7 +65,13 @@ async def create_file(request: Request, service: Serving, caller: Person) -> dic
     numbers of its lines."""
     form = FileForm(request.headers.get("content-type", ""), request.stream().__aiter__(), "file")
     await form.begin()
-    return await service.files.create(caller, form.filename, form.pieces(), lambda: form.fields.get("purpose"))
+
+    def purpose() -> str | None:
+        if any(name.startswith("expires_after") for name in form.fields):
+            raise RequestRefused.of("no-expiry").about("expires_after")
+        return form.fields.get("purpose")
+
+    return await service.files.create(caller, form.filename, form.pieces(), purpose)
 
 
 @router.get("/files", tags=["files"], summary="List files")

@@ -15,7 +15,7 @@ from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import progress
 from rocstack.service.identity import Caller
-from rocstack.service.jobs import RECIPE, request_of, to_dict
+from rocstack.service.jobs import RECIPE, Word, request_of, to_dict
 from rocstack.service.outcome import LIVE
 from rocstack.service.routes import After, Limit, Person, Serving, page, stream, wants_stream
 from rocstack.service.service import Service
@@ -33,14 +33,14 @@ class JobBody(BaseModel):
     recipe: Annotated[str, Field(min_length=1, max_length=64)]
     parameters: Annotated[dict[str, Text | int | float | bool], Field(max_length=200)] = {}
     arguments: Annotated[list[Text], Field(max_length=1000)] = []
-    name: str | None = None
+    name: Word | None = None
     nodes: Annotated[int, Field(ge=1, le=65536)] | None = None
     tasks_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
+    time: Word | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
     share: bool = False
     preflight: bool = False
     spare: Annotated[int, Field(ge=0, le=65536)] = 0

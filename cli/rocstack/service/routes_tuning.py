@@ -1,17 +1,26 @@
 """`/v1/fine_tuning/jobs`, as OpenAI's, and the same verbs as Lamini's `/v1/train/jobs`."""
 
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
 from rocstack.service import evaluation
+from rocstack.service.failures import RequestRefused
 from rocstack.service.jobs import TUNING
 from rocstack.service.routes import After, Limit, Person, Serving, cut, page, stream, wants_stream
-from rocstack.service.tuning import TuningRequest, to_dict
+from rocstack.service.tuning import PAIRS, TuningRequest, to_dict
 
 router = APIRouter()
 JOBS = "/v1/fine_tuning/jobs"
 TRAIN = "/v1/train/jobs"
+METADATA = {
+    "name": "metadata", "in": "query", "style": "deepObject", "explode": True, "required": False,
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+    "description": "Only jobs that have these pairs: metadata[KEY]=VALUE",
+}  # fmt: skip
+_PAIR = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+_KEY = re.compile(r"[^\"\\\x00-\x1f]{1,64}")
 
 
 @router.post(JOBS, tags=["fine-tuning"], summary="Fine-tune a model")
@@ -20,10 +29,26 @@ async def create(service: Serving, caller: Person, body: TuningRequest) -> dict[
     return to_dict(await service.tuning.create(caller, body), service.settings.cluster)
 
 
-@router.get(JOBS, tags=["fine-tuning"], summary="List fine-tuning jobs, the newest first")
-async def list_jobs(service: Serving, caller: Person, after: After = None, limit: Limit = 20) -> dict[str, Any]:
-    rows, more = await service.jobs.page(caller, TUNING, (), after, limit)
+@router.get(
+    JOBS, tags=["fine-tuning"], summary="List fine-tuning jobs, the newest first",
+    openapi_extra={"parameters": [METADATA]},
+)  # fmt: skip
+async def list_jobs(
+    request: Request, service: Serving, caller: Person, after: After = None, limit: Limit = 20
+) -> dict[str, Any]:
+    rows, more = await service.jobs.page(caller, TUNING, (), after, limit, _metadata(request))
     return page([to_dict(row, service.settings.cluster) for row in rows], more)
+
+
+def _metadata(request: Request) -> dict[str, str]:
+    """
+    Raises:
+        RequestRefused: a key that no database can be asked for.
+    """
+    found = {match[1]: value for key, value in request.query_params.items() if (match := _PAIR.fullmatch(key))}
+    if len(found) > PAIRS or any(not _KEY.fullmatch(key) or "\0" in value for key, value in found.items()):
+        raise RequestRefused.of("bad-metadata-filter", most=PAIRS).about("metadata")
+    return found
 
 
 @router.get(f"{JOBS}/{{job}}", tags=["fine-tuning"], summary="Show a fine-tuning job")
@@ -91,5 +116,7 @@ async def train_eval(service: Serving, caller: Person, job: str) -> dict[str, An
 
 
 @router.get(TRAIN, tags=["Lamini's names"], summary="List jobs", operation_id="train_list")
-async def train_list(service: Serving, caller: Person, after: After = None, limit: Limit = 20) -> dict[str, Any]:
-    return await list_jobs(service, caller, after, limit)
+async def train_list(
+    request: Request, service: Serving, caller: Person, after: After = None, limit: Limit = 20
+) -> dict[str, Any]:
+    return await list_jobs(request, service, caller, after, limit)

@@ -26,7 +26,7 @@ from rocstack.serve.settings import RANKS
 from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import Away, NotThere, RequestRefused, ServiceError
 from rocstack.service.identity import Caller
-from rocstack.service.jobs import Jobs, request_of, why
+from rocstack.service.jobs import Jobs, Word, request_of, why
 from rocstack.service.models import Models
 from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
@@ -51,10 +51,10 @@ class ServerRequest(BaseModel):
     resident: Annotated[int, Field(ge=1, le=100_000)] = 32
     arguments: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)] = []  # of `vllm serve`
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
+    time: Word | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
 
 
 @dataclass(frozen=True)

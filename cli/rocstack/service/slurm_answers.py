@@ -118,6 +118,7 @@ class ClusterNode:
     gpus: int
     gpus_used: int
     version: str
+    gpu: str  # what kind they are; empty where Slurm wasn't told
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -139,6 +140,7 @@ class ClusterNode:
             gpus=gpus(text(row.get("gres"))),
             gpus_used=gpus(text(row.get("gres_used"))),
             version=text(row.get("version")),
+            gpu=_kind(text(row.get("gres"))),
         )
 
 
@@ -197,6 +199,12 @@ class SlurmReservation:
 def gpus(gres: str) -> int:
     """`gpu:mi300x:8(S:0-1)` is 8."""
     return sum(int(found) for found in _GPUS.findall(gres))
+
+
+def _kind(gres: str) -> str:
+    """`gpu:mi300x:8(S:0-1)` is mi300x."""
+    found = re.search(r"(?:^|,)gpu:([A-Za-z][A-Za-z0-9_.-]{0,31})[:=]\d", gres)
+    return found[1] if found else ""
 
 
 def _all_gpus(tres: object) -> int:

@@ -142,4 +142,4 @@ def _once(exporter: Any, url: str) -> Any:
 
 def place(path: str) -> str:
     """A path of slurmrestd without its numbers and its query."""
-    return re.sub(r"\d+", "ID", path.partition("?")[0])
+    return re.sub(r"(?<![\w.])\d+(?![\w.])", "ID", path.partition("?")[0])

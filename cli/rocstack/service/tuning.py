@@ -19,7 +19,7 @@ from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import NotThere, RequestRefused
 from rocstack.service.files import StoredFiles
 from rocstack.service.identity import Caller
-from rocstack.service.jobs import TUNING, Jobs, request_of
+from rocstack.service.jobs import TUNING, Jobs, Word, request_of
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, SENDING
 from rocstack.service.tables import JobEvent, JobRow, StoredFile
@@ -28,7 +28,11 @@ FINETUNE = "finetune"
 LR, EPOCHS, BATCH, RANK, EVERY = 1e-4, 3, 8, 16, 100
 LOOK_S = 1.0  # between two looks for news of a stream
 SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+PAIRS = 16  # of metadata, as OpenAI has it
 Auto = Literal["auto"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=PAIRS)
+]
 
 
 class _Body(BaseModel):
@@ -56,10 +60,10 @@ class Placement(_Body):
     nodes: Annotated[int, Field(ge=1, le=65536)] | None = None
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     tasks_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
+    time: Word | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
     share: bool = False
     rank: Annotated[int, Field(ge=1, le=1024)] = RANK
     steps: Annotated[int, Field(ge=1, le=10**9)] | None = None  # default: by epochs
@@ -76,7 +80,7 @@ class TuningRequest(_Body):
     method: Method | None = None
     suffix: Annotated[str, Field(max_length=64)] | None = None
     seed: Annotated[int, Field(ge=0, le=2147483647)] | None = None
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = None
+    metadata: Metadata | None = None
     integrations: list[Any] | None = None
     rocstack: Placement = Placement()
 

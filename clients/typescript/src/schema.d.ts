@@ -1909,6 +1909,10 @@ export interface operations {
                 after?: string | null;
                 /** @description How many at most */
                 limit?: number;
+                /** @description Only jobs that have these pairs: metadata[KEY]=VALUE */
+                metadata?: {
+                    [key: string]: string;
+                };
             };
             header?: never;
             path?: never;

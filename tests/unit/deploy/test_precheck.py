@@ -145,7 +145,9 @@ def scope_of(data: dict[str, Any]) -> Scope:
         layer_bytes=layers,
         ports=data.get("ports", {}),
         registries=tuple(data.get("registries", ())),
-        service=ClusterService.model_validate(data["service"]["settings"]) if "service" in data else None,
+        service=ClusterService.model_validate_json(json.dumps(data["service"]["settings"]))
+        if "service" in data
+        else None,
         rehearsal=data.get("rehearsal", False),
         require=data.get("require"),
         insist=data.get("insist", True),

@@ -77,11 +77,14 @@ def test_one_that_runs_does_not_wait() -> None:
     [
         ("Priority", "jobs with a higher priority are before it"),
         ("None", "it was just submitted: Slurm hasn't looked at it yet"),
-        ("(ReqNodeNotAvail, UnavailableNodes:n2)", "a node that it asks for is down, drained or reserved"),
-        ("QOSMaxGRESPerUser", "its owner has as much (GRES) as its QoS gives one user"),
-        ("QOSMaxJobsPerUserLimit", "its owner has as much (Jobs) as its QoS gives one user"),
-        ("QOSGrpNodeLimit", "the jobs of its QoS together have as much (Node) as they may have"),
-        ("AssocGrpGRES", "its account or owner has as much (GRES) as it may have"),
+        (
+            "(ReqNodeNotAvail, UnavailableNodes:n2)",
+            "a node that it asks for is down, takes no new jobs, or is reserved",
+        ),
+        ("QOSMaxGRESPerUser", "the limit of its QoS for one user is reached: GPUs"),
+        ("QOSMaxJobsPerUserLimit", "the limit of its QoS for one user is reached: jobs"),
+        ("QOSGrpNodeLimit", "the limit of its QoS for all jobs together is reached: nodes"),
+        ("AssocGrpGRES", "the limit of its account or owner is reached: GPUs"),
         ("QOSMinGRES", "Slurm says QOSMinGRES"),
     ],
 )

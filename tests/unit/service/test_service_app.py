@@ -359,7 +359,39 @@ async def test_the_stock_client(site: Site, slurm: FakeSlurmrestd) -> None:
     with pytest.raises(openai.NotFoundError) as refused:
         await client.fine_tuning.jobs.retrieve("ftjob-x")
     assert refused.value.code == "no-such-own-job"
+    assert (refused.value.request_id or "").startswith("req_")
+    for walk in (client.fine_tuning.jobs.list_events, client.fine_tuning.jobs.checkpoints.list):
+        with pytest.raises(openai.NotFoundError) as refused:  # what walks through pages would never end
+            await walk(job.id, after="ftevent-x")
+        assert (refused.value.code, refused.value.param) == ("no-such-after", "after")
     with pytest.raises(openai.BadRequestError):
         await client.files.create(file=("a.jsonl", b"no"), purpose="fine-tune")
+    soon = {"anchor": "created_at", "seconds": 3600}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.files.create(file=("a.jsonl", lines(CHAT)), purpose="fine-tune", expires_after=soon)
+    assert (refused.value.code, refused.value.param) == ("no-expiry", "expires_after")
     assert (await client.files.delete(file.id)).deleted
     assert isinstance(http, httpx.AsyncClient)
+
+
+async def test_the_stock_client_finds_jobs_by_their_metadata(site: Site) -> None:
+    import openai
+
+    client = openai.AsyncOpenAI(api_key=token("alice"), base_url="http://test/v1", http_client=site.of("alice"))
+    jobs = client.fine_tuning.jobs
+    file = await client.files.create(file=("a.jsonl", lines(CHAT)), purpose="fine-tune")
+    for pairs in ({"team": "a b", "ü.1": "é"}, {"team": "c"}, None):
+        await jobs.create(model="org/tiny", training_file=file.id, metadata=pairs, suffix=pairs and pairs["team"][0])
+
+    async def found(**pairs: str) -> list[Any]:
+        return [(each.metadata or {}).get("team") async for each in jobs.list(metadata=pairs, limit=1)]
+
+    assert await found() == [None, "c", "a b"]
+    assert await found(team="a b") == await found(**{"ü.1": "é", "team": "a b"}) == ["a b"]
+    assert await found(team="a", other="") == []
+    for pairs in ({'a"b': "x"}, {"a" * 65: "x"}, {str(n): "x" for n in range(17)}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await jobs.list(metadata=pairs)
+        assert refused.value.code == "bad-metadata-filter"
+    with pytest.raises(openai.BadRequestError, match="more than 16 parts"):
+        await jobs.create(model="org/tiny", training_file=file.id, metadata={str(n): "x" for n in range(17)})

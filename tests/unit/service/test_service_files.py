@@ -80,6 +80,7 @@ async def test_nobody_sees_anothers(site: Site) -> None:
         (lines([{"messages": [{"role": "user", "content": None}]}]), "line 1: message 1 has no text"),
         (lines([{"text": "a", "n": 1}, {"text": "a", "n": "x"}]), "line 2: 'n' is text, in the lines above a number"),
         (b"[" * 100_000, "nested too deep"),
+        (b'{"text": "a"}\n{"text": "\\ud83d"}\n', "line 2: it has half of a character"),
         (lines(["x"] * 9), "; and 4 lines more"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ from fake_slurmrestd import FakeSlurmrestd, recorded, token
 
 from rocstack.service import jobs, page
 from rocstack.service.curve import curve
-from rocstack.service.slurm_answers import SlurmJob
+from rocstack.service.slurm_answers import ClusterNode, SlurmJob
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -46,10 +47,12 @@ async def test_the_way_in_and_out(site: Site) -> None:
     page = browser(site, "")
     for path in ("/", "/jobs", "/files", "/new/fine-tuning"):
         found = await page.get(path)
-        assert (found.status_code, "Paste your Slurm token" in found.text) == (401, True), path
+        assert (found.status_code, "Paste your token" in found.text) == (401, True), path
     wrong = await page.post("/login", data={"token": "x"})
     assert (wrong.status_code, "this is no token of Slurm" in wrong.text) == (401, True)
     assert "over" in (await page.post("/login", data={"token": token("alice", -5)})).text
+    for pasted in (f'"{token("alice")}"', f"Authorization: Bearer {token('alice')}"):
+        assert (await page.post("/login", data={"token": pasted})).status_code == 303, pasted
     done = await page.post("/login", data={"token": f" SLURM_JWT={token('alice')}\n"})
     cookie = done.headers["set-cookie"]
     assert (done.status_code, done.headers["location"]) == (303, "/jobs")
@@ -139,7 +142,7 @@ async def test_the_use_of_gpus_and_what_is_not_known_of_it(site: Site, slurm: Fa
     rows = [{"step": n, "loss": 1.0, "gpu_busy": 90.0 + n, "mfu": 0.414, "memory_mb": 61400.0} for n in (1, 2)]
     (site.data / "alice/jobs" / keys[0] / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     some = await numbers(keys[0])
-    assert (some["GPUs busy"], some["MFU"], some["MB of GPU memory"]) == ("92 %", "41.4%", "61,400")
+    assert (some["GPUs busy"], some["of the peak speed (MFU)"], some["MB of GPU memory"]) == ("92 %", "41.4%", "61,400")
     assert "GPUs busy, %: 92 at step 2" in (await page.get(f"/jobs/{keys[0]}/part")).text
     assert (await alice.get(f"/v1/jobs/{keys[0]}")).json()["slurm"]["gpus"] == 16
 
@@ -153,6 +156,20 @@ def test_gpus_of_a_job_as_slurm_counts_them() -> None:
     assert SlurmJob.of_accounting(over | {"tres": {"allocated": "x", "requested": [{"type": "gres"}]}}).gpus == 0
 
 
+async def test_a_size_is_for_the_gpus_that_slurm_tells_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"gpu:mi355x:8(S:0-1)": "mi355x", "gpu:8": "", "craynetwork:4,gpu:mi250x:8": "mi250x", "": ""}
+    nodes = {gres: ClusterNode.of({"gres": gres}) for gres in kinds}
+    assert {gres: node.gpu for gres, node in nodes.items()} == kinds
+
+    async def known(_: object) -> list[ClusterNode]:
+        return [*nodes.values()][:1]
+
+    monkeypatch.setattr(site.service.jobs, "nodes", known)
+    monkeypatch.setattr(page, "HTMX", Path(__file__))
+    assert "MI355X each" in (await browser(site).get("/size?model=llama-3.1-8b&nodes=1")).text
+    assert 'hx-get="/size"' in (await browser(site).get("/new/fine-tuning")).text
+
+
 async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, slurm: FakeSlurmrestd) -> None:
     page = browser(site)
     done = await page.post("/new/trainer", data={"p.steps": "many", "nodes": "1", "p.config": HOSTILE})
@@ -164,7 +181,69 @@ async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, 
     assert (await page.post("/new/trainer", data={"nodes": "x"})).status_code == 400
     assert (await page.post("/new/mine", data={"words": "'open"})).status_code == 400
     assert (await page.get("/new/nothing")).status_code == 400
+    assert "write the command and its arguments" in (await page.post("/new/mine", data={"words": " "})).text
     assert not slurm.submitted
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("n_epochs", "three", "Passes over the file (epochs): it must be a whole number, such as 2"),
+        ("batch_size", "0", "Examples in a step (batch size): it must be 1 or more"),
+        ("learning_rate_multiplier", "1,5", "Learning rate, times 0.0001: it must be a number, with a point"),
+        ("learning_rate_multiplier", "nan", "Learning rate, times 0.0001: it must be"),
+        ("gpus_per_node", "99999999999999999999", "GPUs of each node: it must be 64 or less"),
+        ("nodes", "-1", "Nodes: it must be 1 or more"),
+        ("nodes", "9" * 5000, "Nodes: the number is too long"),
+        ("time", "1 hour", "&#39;1 hour&#39; is not a time such as 90m"),
+        ("suffix", "日本", "a suffix has up to 40 letters"),
+    ],
+)
+async def test_a_wrong_field_is_named_as_the_form_names_it(site: Site, field: str, value: str, says: str) -> None:
+    page = browser(site)
+    await page.post("/files", files={"file": ("a.jsonl", lines(CHAT))})
+    key = re.findall(r"file=([\w-]+)", (await page.get("/files")).text)[0]
+    wrong = await page.post("/new/fine-tuning", data={"model": "org/tiny", "training_file": key, field: value})
+    assert (wrong.status_code, says in wrong.text) == (400, True), re.findall('role="alert">(.*?)</p>', wrong.text)
+
+
+async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site: Site, slurm: FakeSlurmrestd) -> None:
+    page = browser(site)
+    shown = (await page.get("/new/mine")).text
+    assert '<option value="normal">normal (priority' in shown
+    assert '<select name="partition">' in shown
+    await started(site, name="try-1", gpus_per_node="2", qos="normal")
+    job = slurm.submitted[0]["job"]
+    assert (job["name"], job["tres_per_node"], job["qos"]) == ("try-1", "gres/gpu:2", "normal")
+    slurm.down = True
+    shown = (await page.get("/new/mine")).text
+    assert '<input name="qos"' in shown, "it can be written where Slurm doesn't tell"
+
+
+async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site: Site) -> None:
+    page, html = browser(site), {"Accept": "text/html,*/*"}
+    found = await page.get("/nonsense", headers=html)
+    assert (found.status_code, "there is no such page" in found.text) == (404, True)
+    assert "script-src 'self';" in found.headers["content-security-policy"]
+    assert (await page.get("/jobs/x", headers=html)).text.count("Sign out alice") == 1, "the way on is there"
+    for path in ("/nonsense", "/v1/nonsense"):
+        headers = html if path.startswith("/v1") else {}
+        assert (await page.get(path, headers=headers)).json()["error"]["code"] == "no-such-page"
+
+
+async def test_what_is_waited_for_and_what_failed_is_said_in_the_list(site: Site, slurm: FakeSlurmrestd) -> None:
+    """A job of no time limit counts as one of a year: an expected start after it is none."""
+    page, key = browser(site), await started(site)
+    far = {"set": True, "infinite": False, "number": int(time.time()) + 360 * 86400}
+    slurm.set(100, "PENDING", "Resources", start_time=far)
+    shown = (await page.get(f"/jobs/{key}")).text
+    assert "It is next; it waits until enough nodes are free." in shown
+    assert "When it starts isn&#39;t known" in shown or "When it starts isn't known" in shown
+    assert "expected to start" not in shown
+    assert (await site.of("alice").get(f"/v1/jobs/{key}")).json()["expected_start"] is None
+    assert '<button id="cancel"' in shown, "by its id it keeps the keyboard's place when the part is renewed"
+    slurm.set(100, "OUT_OF_MEMORY")
+    assert "it ran out of memory" in (await page.get("/jobs")).text
 
 
 async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -216,7 +295,10 @@ async def test_nobody_sees_anothers(site: Site) -> None:
 
 async def test_a_part_of_a_page_leads_to_the_way_in(site: Site) -> None:
     found = await browser(site, "").get("/jobs/rows", headers={"HX-Request": "true"})
-    assert (found.status_code, found.headers["hx-redirect"]) == (401, "/login")
+    assert (found.status_code, found.headers["hx-refresh"]) == (401, "true")
+    late = browser(site, "")
+    late.cookies.set("rocstack_token", token("alice", -5))
+    assert "the token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
 
 
 async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -241,13 +323,11 @@ async def test_the_cluster_and_a_size(site: Site) -> None:
     assert 'role="alert"' in part
 
 
-async def test_static_files_are_those_two(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_static_files_are_those_three(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = browser(site)
     monkeypatch.setattr(page, "HTMX", tmp_path / "htmx.min.js")
-    codes = {
-        name: (await client.get(f"/static/{name}")).status_code for name in ("page.css", "../service.yml", "htmx.js")
-    }
-    assert codes == {"page.css": 200, "../service.yml": 404, "htmx.js": 404}
+    names = ("page.css", "page.js", "../service.yml", "htmx.js")
+    assert [(await client.get(f"/static/{name}")).status_code for name in names] == [200, 200, 404, 404]
     (tmp_path / "htmx.min.js").write_text("script")
     assert (await client.get("/static/htmx.js")).text == "script"
     assert '<script src="/static/htmx.js" defer>' in (await client.get("/jobs")).text

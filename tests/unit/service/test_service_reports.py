@@ -148,3 +148,14 @@ async def test_it_is_read_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
     file.write_text(run(id="b").dumps())
     os.utime(file, ns=(1, 1))
     assert (await site.of("alice").get("/v1/verify/reports")).json()["data"][0]["id"] == "b"
+
+
+async def test_the_whole_is_the_file_and_not_made_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have 24 MB: made for each who asks, it would cost seconds and hundreds of MB."""
+    text = json.dumps(json.loads(run(id="a").dumps()), indent=1)
+    put(site, text)
+    monkeypatch.delattr(Run, "dumps")
+    found = await site.of("alice").get("/v1/verify/reports/a")
+    assert (found.text, found.headers["content-length"]) == (text, str(len(text)))
+    put(site, "{")
+    assert (await site.of("alice").get("/v1/verify/reports/a")).json()["error"]["code"] == "no-such-report"

@@ -123,7 +123,7 @@ def registry_older(scope: Scope) -> Iterator[Values]:
 @cluster_rule
 def service_older(scope: Scope) -> Iterator[Values]:
     """A service doesn't start with a setting that it doesn't know."""
-    image, new = scope.images.get("service"), ("oidc", "otlp")
+    image, new = scope.images.get("service"), ("servers", "oidc", "otlp")
     asked = [name for name in new if getattr(scope.service, name, None)]
     if image and asked and image.label("interface") != INTERFACE:
         yield {"image": image.name, "settings": ", ".join(f"`{name}`" for name in asked)}

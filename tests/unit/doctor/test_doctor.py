@@ -72,11 +72,11 @@ def test_each_text_is_found_in_its_examples_only(entry: finding_texts.TextEntry,
     assert not re.search(r"\(\)| ,|: ;", finding.what)
 
 
-@pytest.mark.parametrize("entry", TABLE.values(), ids=lambda entry: entry.code)
-def test_each_entry_names_a_public_source_and_no_place_of_ours(entry: finding_texts.TextEntry) -> None:
-    words = " ".join((entry.what, entry.cause, entry.next, entry.source))
-    assert not re.search(r"https?://|/work\b|/tmp\b|\bshared/", words)
-    assert set(entry.also) <= set(TABLE)
+def test_each_entry_names_a_public_source_and_no_place_of_ours() -> None:
+    for entry in TABLE.values():
+        words = " ".join((entry.what, entry.cause, entry.next, entry.source))
+        assert not re.search(r"https?://|/work\b|/tmp\b|\bshared/", words), entry.code
+        assert set(entry.also) <= set(TABLE), entry.code
 
 
 def test_every_state_has_its_rule_and_every_rule_its_entry() -> None:

@@ -21,7 +21,7 @@ from rocstack.steps import job_size
 from rocstack.steps.job_options import JobOptions, RecipeOptions, SubmitOptions, TokenOptions
 from rocstack.steps.options import StacksOptions, inventory_path, settings
 
-EVERY_S = 1.0  # between two looks at a job that is followed
+EVERY_S, SELDOM_S = 1.0, 5.0  # between two looks at a job that is followed: while it says something, and at most
 LONGEST_TOKEN = 90 * 86400  # seconds
 SETTLE = 3  # looks at the log after the job's end: the last lines may come late
 
@@ -235,9 +235,9 @@ def log(job: str, options: JobOptions = JobOptions(), *, follow: bool = False) -
 
 def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
     """As `log`."""
-    record = control.record(job)
+    record, pause = control.record(job), EVERY_S
     while follow and not record.over and not record.where:
-        time.sleep(EVERY_S)
+        pause = _rest(pause)
         record = control.record(job)
     file, offset, left = control.log(record), 0, SETTLE
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -251,9 +251,16 @@ def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
             return
         if record.over:
             left -= 1
+            time.sleep(EVERY_S)
         else:
+            pause = _rest(EVERY_S if piece else pause)
             record = control.record(job)
-        time.sleep(EVERY_S)
+
+
+def _rest(seconds: float) -> float:
+    """How long the next one is: each look is two connections and a question to Slurm's database."""
+    time.sleep(seconds)
+    return min(seconds * 1.3, SELDOM_S)
 
 
 def _change(job: str, options: JobOptions, *command: str) -> JobRecord:

@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from rocstack.base import finding_texts, paths
 from rocstack.base.errors import BadInput, Where
 from rocstack.base.finding_texts import Entry
@@ -29,14 +27,14 @@ def test_each_code_stands_once() -> None:
     assert set(codes) == {entry.code for entry in ENTRIES}
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.code)
-def test_an_entry_is_complete(entry: Entry) -> None:
-    assert entry.level in LEVELS
-    for name in ("what", "cause", "next", "source"):
-        text = getattr(entry, name)
-        assert text.strip() == text != "", name
-        assert not text.endswith("."), "findings are shown in rows: no full stop at the end"
-        assert text.count("`") % 2 == 0, "a command stands between two backquotes"
+def test_each_entry_is_complete() -> None:
+    for entry in ENTRIES:
+        assert entry.level in LEVELS, entry.code
+        for name in ("what", "cause", "next", "source"):
+            text = getattr(entry, name)
+            assert text.strip() == text != "", (entry.code, name)
+            assert not text.endswith("."), f"{entry.code}: findings are shown in rows: no full stop at the end"
+            assert text.count("`") % 2 == 0, f"{entry.code}: a command stands between two backquotes"
 
 
 def test_every_code_is_documented() -> None:

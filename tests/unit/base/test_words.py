@@ -39,14 +39,10 @@ def accepts(word: str, text: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("word", "text"), [(w, text) for w, case in CASES.items() for text in case["good"]])
-def test_accepted(word: str, text: str) -> None:
-    assert accepts(word, text)
-
-
-@pytest.mark.parametrize(("word", "text"), [(w, text) for w, case in CASES.items() for text in case["bad"]])
-def test_refused(word: str, text: str) -> None:
-    assert not accepts(word, text)
+@pytest.mark.parametrize("word", CASES)
+def test_accepted_and_refused(word: str) -> None:
+    assert [text for text in CASES[word]["good"] if not accepts(word, text)] == []
+    assert [text for text in CASES[word]["bad"] if accepts(word, text)] == []
 
 
 def test_every_word_has_cases() -> None:
@@ -73,10 +69,9 @@ def test_a_line_is_one_line(text: str) -> None:
     assert not accepts("Line", text) or not set(text) & set("\n\r\0\x0b\x0c\x1b")
 
 
-@pytest.mark.parametrize("word", sorted(CASES))
 @pytest.mark.parametrize("value", [None, 1, 1.5, True, ["a"], {"a": "b"}, b"a"])
-def test_only_text(word: str, value: object) -> None:
-    assert not accepts(word, value)
+def test_only_text(value: object) -> None:
+    assert [word for word in sorted(CASES) if accepts(word, value)] == []
 
 
 @pytest.mark.parametrize("word", sorted(CASES))

@@ -1,6 +1,8 @@
 """Slurm's commands on the control node, with an ssh that answers what is written here."""
 
 import subprocess
+import time
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from rocstack.jobs import remote
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Layout, Recipe
 from rocstack.jobs.remote import SlurmControl
+from rocstack.jobs.slurm import JobRecord
 from rocstack.steps.job_options import TokenOptions
-from rocstack.steps.jobs import token
+from rocstack.steps.jobs import EVERY_S, SELDOM_S, pieces, token
 
 CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
 SACCT = Path(__file__).parent / "data/sacct-completed.json"
@@ -155,3 +158,27 @@ def test_the_marks_of_two_questions_about_the_queue_differ(monkeypatch: pytest.M
     assert CONTROL.queue() == CONTROL.queue("alice") == []
     formats = {next(word for word in line if word.startswith("--format=")) for line in ran}
     assert len(formats) == 2
+
+
+def test_a_job_that_says_nothing_is_looked_at_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look costs two connections, and Slurm's database a question: many people follow jobs for hours."""
+    states = chain(["PENDING"] * 2, ["RUNNING"] * 40, repeat("COMPLETED"))
+    texts = chain([b"a"], [b""] * 30, [b"b"], repeat(b""))
+    slept: list[float] = []
+
+    def record(self: SlurmControl, job: str) -> JobRecord:
+        state = next(states)
+        where = "" if state == "PENDING" else "n1"
+        return JobRecord(job, "j", state, "alice", "a", "p", "q", where, 1, 1, 1, 0, 0, 0, 0, "/", "/log")
+
+    monkeypatch.setattr(SlurmControl, "record", record)
+    monkeypatch.setattr(SlurmControl, "log", lambda self, record: remote.Log(SshHost("n1"), record))
+    monkeypatch.setattr(remote.Log, "read", lambda self, offset=0: next(texts))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert "".join(pieces(CONTROL, "7", follow=True)) == "ab"
+    waiting, silent, end = slept[:2], slept[2:32], slept[-3:]
+    assert waiting[0] == silent[0] == end[0] == EVERY_S
+    assert silent == sorted(silent)
+    assert silent[-1] == SELDOM_S
+    assert slept[33] == EVERY_S, "it spoke"
+    assert end == [EVERY_S] * 3, "its last lines are not waited for so long"

@@ -90,7 +90,8 @@ def test_every_misspelt_key_is_caught(file: str, tmp_path: Path) -> None:
     for loc, line in doc.lines.items():
         name = loc[-1] if loc else 0
         if isinstance(name, str) and name in known and f"{name}:" in (DATA / f"{file}.yml").read_text():
-            for typo in sorted((misspelt(name) | rewritten(name)) - known):
+            # In which letter matters little: every fourth, another one in each line.
+            for typo in sorted(({*sorted(misspelt(name))[line % 4 :: 4]} | rewritten(name)) - known):
                 seen += 1
                 if not caught(file, f"{name}:", f"{typo}:", line, name, tmp_path):
                     missed.append(f"{'.'.join(map(str, loc))}: {typo}")

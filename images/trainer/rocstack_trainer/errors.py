@@ -1,7 +1,7 @@
 """What can go wrong, said for the person who started the training."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -42,10 +42,17 @@ class PeerLostError(TrainerError):
     exit_code = 4
 
 
+MOST_NAMES = 16
 KINDS = {
     kind.__name__: kind
     for kind in (TrainerError, ConfigError, MissingError, NonFiniteError, CheckpointError, PeerLostError)
 }
+
+
+def few(names: Iterable[object]) -> str:
+    """The first of them: each of a thousand ranks may say it of a thousand others."""
+    every = [*map(str, names)]
+    return ", ".join(every[:MOST_NAMES]) + (f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else "")
 
 
 @contextmanager

@@ -60,10 +60,9 @@ def prepare(config: Config, rank: Rank, vocab_size: int, say: Say) -> Data:
         with closing(job.make(mine)) as work:
             peers.in_step(work, progress)
     # A copy on another node may be older, or cut.
-    found = peers.agree(lambda: ([file.stat().st_size for file in job.targets], job.skipped), "data.path: ")
-    sizes = found[rank.rank][0]
+    sizes = peers.each(lambda: [file.stat().st_size for file in job.targets], "data.path: ")
     peers.same(f"{len(sizes)} file(s) with {sum(sizes)} bytes", "data.path: the files", ConfigError)
-    if skipped := sum(count for _, count in found):
+    if skipped := sum(peers.agree(lambda: job.skipped)):
         what = "conversations without an answer" if job.column and job.column.kind == "chat" else "null or empty rows"
         say(f"tokens: {skipped:,} {what} skipped")
     return job.data

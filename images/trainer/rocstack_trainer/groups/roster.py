@@ -149,8 +149,8 @@ class Roster:
     def _watch(self, store: Store) -> None:
         keys = ["view", *(f"here/{group}" for group in range(self.settings.groups))]
         view, *here = (_read(lambda what, *args: getattr(store, what)(*args), key) for key in keys)
-        for uid in {*View.parse(view).members, *here} - {"", self.uid}:
-            self.pulses.look(store, uid)
+        if others := {*View.parse(view).members, *here} - {"", self.uid}:
+            self.pulses.look(store, *others)
 
     def _unanswered(self) -> None:
         host, port = self.address

@@ -17,11 +17,12 @@ from typing import NoReturn
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from rocstack_trainer.config import Parallel
-from rocstack_trainer.errors import PeerLostError
+from rocstack_trainer.errors import PeerLostError, few
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import connect, rendezvous
 
 LEFT = -(1 << 40)  # added to a counter by one who leaves on purpose: no number of beats makes it positive again
+LOSS = 1 << 40  # added to rank 0's own when it lost somebody: the others look at nothing else, so a beat asks little
 
 
 class Pulses:
@@ -29,17 +30,23 @@ class Pulses:
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s
+        self.store: Store | None = None
         self.counts: dict[str, int] = {}
         self.still: dict[str, int] = {}  # looks in a row at which a count was the same
         self.moved: set[str] = set()  # whose count was seen to change
 
-    def look(self, store: Store, name: str) -> None:
-        count = store.add(f"beat/{name}", 0)  # unlike get, doesn't wait for one who never came
-        before = self.counts.get(name, count)
-        self.still[name] = self.still.get(name, -1) + 1 if before == count else 0
-        if count != before:
-            self.moved.add(name)
-        self.counts[name] = count
+    def look(self, store: Store, *names: str) -> None:
+        """Many are read in one request: each costs a store without libuv as much as it has connections."""
+        for name in names if store is not self.store or len(names) == 1 else set(names) - self.counts.keys():
+            count = store.add(f"beat/{name}", 0)  # unlike get, doesn't wait for one who never came
+        counts = [count] if len(names) == 1 else map(int, store.multi_get([f"beat/{name}" for name in names]))
+        for name, count in zip(names, counts, strict=True):
+            before = self.counts.get(name, count)
+            self.still[name] = self.still.get(name, -1) + 1 if before == count else 0
+            if count != before:
+                self.moved.add(name)
+            self.counts[name] = count
+        self.store = store
 
     def silent_s(self, name: str) -> float:
         return self.still.get(name, 0) * self.every_s
@@ -114,7 +121,7 @@ class Watchdog:
     """Ends this process when a rank of its group gives no sign of life for `lost_after_s`, wherever the main thread is.
 
     Collectives don't notice a peer that is stopped or can't be reached. Rank 0 watches all, and says in the store whom
-    it lost; the others watch rank 0. One rank alone is not watched.
+    it lost; the others watch rank 0, whose counter also tells them to look for that. One rank alone is not watched.
     """
 
     def __init__(self, store: Store, rank: Rank, parallel: Parallel, step: Callable[[], int]) -> None:
@@ -126,6 +133,7 @@ class Watchdog:
         self.patience_s = parallel.timeout_s if self.apart else parallel.lost_after_s
         self.watched = range(1, rank.world) if rank.rank == 0 else range(1)
         self.pulses, self.hosts = Pulses(self.every_s), {rank.rank: socket.gethostname()}
+        self.introduced: Store | None = None
 
     def __enter__(self) -> Watchdog:
         if self.rank.world > 1:
@@ -146,18 +154,17 @@ class Watchdog:
             self.beat.stop(goodbye=kind is None)
 
     def _look(self, store: Store) -> None:
-        store.set(f"host/{self.rank.rank}", self.hosts[self.rank.rank])
-        for number in self.watched:
-            self.pulses.look(store, str(number))
-            if number not in self.hosts and store.check([f"host/{number}"]):
-                self.hosts[number] = store.get(f"host/{number}").decode()
-        names = (str(number) for number in self.watched)
-        lost = [n for n in names if not self.pulses.left(n) and self.pulses.silent_s(n) >= self.lost_after_s]
-        who = ", ".join(self._name(int(name)) for name in lost)
+        if store is not self.introduced:
+            store.set(f"host/{self.rank.rank}", self.hosts[self.rank.rank])
+            self.introduced = store
+        self.pulses.look(store, *map(str, self.watched))
+        silent = (n for n in self.watched if self.pulses.silent_s(str(n)) >= self.lost_after_s)
+        who = few(self._name(n, store) for n in silent if not self.pulses.left(str(n)))
         if who and self.rank.rank == 0:
             store.set("lost", who)
+            store.add("beat/0", LOSS)
             time.sleep(2 * self.every_s)  # the others have to read it before this store ends with us
-        elif not who and store.check(["lost"]):
+        elif not who and self.pulses.counts.get("0", 0) >= LOSS:
             who = store.get("lost").decode()
         if who:
             self._end(who, self.lost_after_s)
@@ -165,7 +172,9 @@ class Watchdog:
     def _unanswered(self) -> None:
         self._end(f"the store at {self.host}:{self.port}" if self.apart else self._name(0), self.patience_s)
 
-    def _name(self, number: int) -> str:
+    def _name(self, number: int, store: Store | None = None) -> str:
+        if store and number not in self.hosts and store.check([f"host/{number}"]):
+            self.hosts[number] = store.get(f"host/{number}").decode()
         return f"rank {number} on {self.hosts.get(number, 'an unknown host')}"
 
     def _end(self, who: str, silent_s: float) -> NoReturn:

@@ -63,15 +63,23 @@ def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
     from torch.distributed import TCPStore
 
     own, port = listening.getsockname()[:2]
-    store = TCPStore(
-        name if own in ANYWHERE else own,
-        port,
-        is_master=True,
-        wait_for_workers=False,  # `meet` does, and says who is missing
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listening.detach(),
-        use_libuv=False,  # Debian's PyTorch is built without it
-    )
+    # With libuv a request costs the same with two thousand ranks as with two. Debian's PyTorch is built without.
+    for libuv in (True, False):
+        try:
+            store = TCPStore(
+                name if own in ANYWHERE else own,
+                port,
+                is_master=True,
+                wait_for_workers=False,  # `meet` does, and says who is missing
+                timeout=timedelta(seconds=timeout_s),
+                master_listen_fd=os.dup(listening.fileno()),
+                use_libuv=libuv,
+            )
+            break
+        except RuntimeError:
+            if not libuv:
+                raise
+    listening.close()
     return _corner(store)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", start_s: float 
 
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # PyTorch 2.7: a rank connects to those it talks to, not to all
     try:
         if rank.backend == "mpi":  # mpirun or srun already connected the ranks
             dist.init_process_group("mpi")

@@ -41,30 +41,28 @@ class Peers:
         Raises:
             TrainerError: on all ranks alike, what the first rank that failed raised; `kind` if that was an OSError.
         """
-        result, fault = None, None
-        try:
-            result = do()
-        except OSError as error:
-            fault = kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
-        except TrainerError as error:
-            fault = error
-        everyone = self._gather([result, fault and [type(fault).__name__, str(fault)]])
-        errors = [error for _, error in everyone]
-        for number, error in enumerate(errors):
-            if error:
-                who = f"rank {number}: " if any(other != error for other in errors) else ""
-                raise _everywhere(KINDS.get(error[0], TrainerError)(f"{where}{who}{error[1]}")) from fault
+        result, fault = _tried(do, kind)
+        everyone = self._gather([result, _told(fault)])
+        _raise_first([error for _, error in everyone], where, fault)
         return [result for result, _ in everyone]
 
     def first(self, do: Callable[[], T], where: str = "", kind: type[TrainerError] = TrainerError) -> T:
         """What `do()` gave on rank 0, the only one that does it. Raises as `agree`."""
-        return self.agree(lambda: do() if self.rank.rank == 0 else None, where, kind)[0]
+        result, fault = _tried(do, kind) if self.rank.rank == 0 else (None, None)
+        result, error = self._broadcast([result, _told(fault)])
+        _raise_first([error, *[None] * (self.rank.world > 1)], where, fault)
+        return result
 
-    def each(self, do: Callable[[], T]) -> T:
+    def each(self, do: Callable[[], T], where: str = "") -> T:
         """What `do()` gave on this rank, and no other gets to see. Raises as `agree`."""
-        made: list[T] = []
-        self.agree(lambda: made.append(do()))
-        return made[0]
+        result, fault = _tried(do)
+        if self._most([fault is not None])[0]:
+            _raise_first(self._gather(_told(fault)), where, fault)
+        return result
+
+    def collect(self, do: Callable[[], T]) -> list[T]:
+        """What `do()` gave on each rank, as JSON brings it, on rank 0; nothing on the others. Raises as `agree`."""
+        return self._gather(self.each(do), all_get_it=False)
 
     def same(
         self, mine: str, what: str, kind: type[TrainerError] = TrainerError, hint: str = "", like: int = 0
@@ -101,23 +99,68 @@ class Peers:
             anywhere = any(going for going, _ in states)
             told([sum(column) for column in zip(*(counts for _, counts in states if counts), strict=True)])
 
-    def _gather(self, mine: Any) -> list[Any]:
-        """What each rank gave."""
+    def _gather(self, mine: Any, all_get_it: bool = True) -> list[Any]:
+        """What each rank gave, on all of them or on rank 0."""
         text = json.dumps(mine).encode()
         if self.rank.world == 1:
             return [json.loads(text)]
-        device = self.rank.device if dist.get_backend(self.group) == "nccl" else "cpu"
-        size = torch.tensor([len(text)], device=device)
-        sizes = [torch.empty_like(size) for _ in range(self.rank.world)]
-        dist.all_gather(sizes, size, group=self.group)
-        most = max(int(one.item()) for one in sizes)  # all_gather wants as much from each
-        padded = torch.frombuffer(bytearray(text.ljust(most)), dtype=torch.uint8).to(device)
-        texts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(texts, padded, group=self.group)
+        most = self._most([len(text)])[0]  # as much is wanted from each
+        padded = self._bytes(text.ljust(most))
+        texts = [torch.empty_like(padded) for _ in range(self.rank.world if all_get_it or not self.rank.rank else 0)]
+        if all_get_it:
+            dist.all_gather(texts, padded, group=self.group)
+        else:
+            dist.gather(padded, texts or None, group=self.group)
         return [json.loads(bytes(one.cpu().numpy())) for one in texts]  # JSON doesn't mind blanks at the end
+
+    def _broadcast(self, mine: Any) -> Any:
+        """What rank 0 gave."""
+        text = json.dumps(mine).encode()
+        if self.rank.world > 1:
+            size = torch.tensor([len(text)], device=self._device)
+            dist.broadcast(size, 0, group=self.group)
+            data = self._bytes(text if self.rank.rank == 0 else bytes(int(size.item())))
+            dist.broadcast(data, 0, group=self.group)
+            text = bytes(data.cpu().numpy())
+        return json.loads(text)
+
+    def _most(self, mine: list[int]) -> list[int]:
+        """The largest of what all ranks gave, of each."""
+        most = torch.tensor(mine, dtype=torch.int64, device=self._device)
+        if self.rank.world > 1:
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        return most.tolist()
+
+    def _bytes(self, text: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device)
+
+    @property
+    def _device(self) -> str:
+        on_gpu = self.rank.world > 1 and dist.get_backend(self.group) == "nccl"
+        return self.rank.device if on_gpu else "cpu"
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         dist.broadcast(tensor.detach(), source, group=self.group if tensor.device.type == "cpu" else None)
+
+
+def _tried(do: Callable[[], T], kind: type[TrainerError] = TrainerError) -> tuple[T | None, TrainerError | None]:
+    try:
+        return do(), None
+    except OSError as error:
+        return None, kind(": ".join(str(part) for part in (error.filename, error.strerror or error) if part))
+    except TrainerError as error:
+        return None, error
+
+
+def _told(fault: TrainerError | None) -> list[str] | None:
+    return [type(fault).__name__, str(fault)] if fault else None
+
+
+def _raise_first(errors: list[Any], where: str, cause: TrainerError | None) -> None:
+    for number, error in enumerate(errors):
+        if error:
+            who = f"rank {number}: " if any(other != error for other in errors) else ""
+            raise _everywhere(KINDS.get(error[0], TrainerError)(f"{where}{who}{error[1]}")) from cause
 
 
 def _everywhere(error: TrainerError) -> TrainerError:

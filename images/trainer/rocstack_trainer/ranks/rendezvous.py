@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rocstack_trainer.errors import ConfigError, PeerLostError
+from rocstack_trainer.errors import ConfigError, PeerLostError, few
 from rocstack_trainer.rank import Rank, number
 from rocstack_trainer.ranks import connect, secret
 from rocstack_trainer.report import wire
@@ -63,10 +63,9 @@ def join(rank: Rank, timeout_s: float, given: str, start_s: float) -> Store:
             at = next(doors(rank, host, port, os.environ), host) if beside(rank, host) else host
             store = connect.connect(at, port, start_s, timeout_s, "rank 0", hint)
     own = wire.own_address(host, port)
-    corner, all_own = meet(store, rank, start_s, own)
+    corner, outside = meet(store, rank, start_s, own)
     if own.startswith("127.") and rank.world > rank.local_world:
-        other = next((one for one in all_own if one and not one.startswith("127.")), "")
-        own = wire.own_address(other, port) if other else ""
+        own = wire.own_address(outside, port) if outside else ""
     if own and (name := wire.interface(own)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     return corner
@@ -129,14 +128,14 @@ def first_host(nodelist: str) -> str:
     return "".join(part or "" for part in match.groups()) if match else ""
 
 
-def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[Store, list[str]]:
-    """Waits for all ranks of this start.
+def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[Store, str]:
+    """Waits for all ranks of this start, at the addresses `here` of each.
 
     A store that outlives its ranks (torchrun's, `rocstack-train --store`) still has the addresses of the dead ones.
     So rank 0 opens a new corner of it, and says which to everyone who asks after that.
 
     Returns:
-        The corner, and what each rank gave as `here`.
+        The corner, and the first address that isn't the loopback's.
 
     Raises:
         PeerLostError: somebody didn't come within `timeout_s`; raised on all that did.
@@ -152,38 +151,40 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
         attempt = str(group.add("attempts", 1))
     corner = PrefixStore(f"attempt{attempt}", group)
     corner.set(f"here/{rank.rank}", f"{own_host} {here}")
+    corner.add("came", 1)
     if rank.rank == 0:
-        corner.set("all", json.dumps(_gather(group, corner, attempt, rank.world, timeout_s)))
+        corner.set("all", json.dumps(_await(group, corner, attempt, rank.world, timeout_s)))
     late = timedelta(seconds=timeout_s + 5)  # rank 0 may have come last, and knows more
-    everyone = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {own_host} waited"))
+    absent, fault, outside = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {own_host} waited"))
     heard = corner.add("heard", 1)
-    if missing := [str(index) for index, host in enumerate(everyone) if not host]:
-        present = sorted({host.split()[0] for host in everyone if host})
+    if absent:
         until = time.monotonic() + HEARD_S
-        while rank.rank == 0 and heard < rank.world - len(missing) and time.monotonic() < until:
+        while rank.rank == 0 and heard < rank.world - absent and time.monotonic() < until:
             time.sleep(0.05)  # the store may end with this rank: the others have to read it before
             heard = corner.add("heard", 0)
-        raise PeerLostError(
-            f"rank {', '.join(missing)} of {rank.world} didn't come within {timeout_s:.0f} s\n"
-            f"  the others are on {', '.join(present)}; look for an earlier error of the missing, or at their node"
-            + _same_secret()
-        )
-    return corner, [host.partition(" ")[2] for host in everyone]
+        raise PeerLostError(fault + _same_secret())
+    return corner, outside
 
 
-def _gather(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> list[str]:
-    """Rank 0's part: what each rank set as `here`, "" for those who didn't come."""
-    deadline, answered, hosts = time.monotonic() + timeout_s, 0, [""] * world
-    while "" in hosts and time.monotonic() < deadline:
+def _await(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> tuple[int, str, str]:
+    """Rank 0's part: how many didn't come, and what to say of them; an address outside of the loopback's. Short: with
+    the hosts of all, each rank would read as much as there are ranks."""
+    deadline, answered, came = time.monotonic() + timeout_s, 0, 0
+    while came < world and time.monotonic() < deadline:
         asked = group.add("tickets", 0)
         for ticket in range(answered + 1, asked + 1):  # of dead ranks too: nobody reads those
             group.set(f"ticket/{ticket}", attempt)
-        answered = asked
-        for rank in (rank for rank, host in enumerate(hosts) if not host):
-            if corner.check([f"here/{rank}"]):
-                hosts[rank] = corner.get(f"here/{rank}").decode()
+        answered, came = asked, corner.add("came", 0)
         time.sleep(0.02)
-    return hosts
+    there = [rank for rank in range(world) if came == world or corner.check([f"here/{rank}"])]
+    hosts = [host.decode().partition(" ") for host in corner.multi_get([f"here/{rank}" for rank in there])]
+    outside = next((own for _, _, own in hosts if own and not own.startswith("127.")), "")
+    missing = sorted({*range(world)} - {*there})
+    fault = (
+        f"rank {few(missing)} of {world} didn't come within {timeout_s:.0f} s\n  the others are on"
+        f" {few(sorted({name for name, _, _ in hosts}))}; look for an earlier error of the missing, or at their node"
+    )
+    return len(missing), fault if missing else "", outside
 
 
 def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -96,7 +95,7 @@ class Checkpoints:
             own = {}
         if self.shard > 1:  # each reads its own slices
             mine = state.common()
-        self.peers.agree(lambda: dcp.read(mine | own, path))
+        self.peers.each(lambda: dcp.read(mine | own, path))
         if self.shard == 1:
             for name, tensor in state.common().items():
                 self.peers.broadcast(tensor, owner[name])
@@ -170,7 +169,7 @@ class Checkpoints:
         weights = fingerprint.weights(state.net)
         owner = dcp.owners(weights, self.rank.world // self.shard)
         mine = {name: tensor for name, tensor in weights.items() if self._writes(tensor, owner[name])}
-        return fingerprint.combined(ChainMap(*self.peers.agree(lambda: fingerprint.each(mine))))
+        return fingerprint.combined(_joined(self.peers.agree(lambda: fingerprint.each(mine))))
 
     def _write(self, mine: dict[str, Slice], about: dict[str, Any], copied: Callable[[], object] = bool) -> str | None:
         began, step = time.time(), about["step"]
@@ -187,13 +186,13 @@ class Checkpoints:
         def whole() -> str:
             rows, files, hashes = zip(*parts, strict=True)
             files += (folder.sums(dcp.write_index([*chain(*rows)], tmp)),)
-            about.update(weights_sha256=fingerprint.combined(ChainMap(*hashes)), files=dict(ChainMap(*files)))
+            about.update(weights_sha256=fingerprint.combined(_joined(hashes)), files=_joined(files))
             folder.publish(tmp, about, self.settings.keep, self.damaged)
             return about["weights_sha256"]
 
         try:
             self.peers.first(lambda: folder.begin(tmp))
-            parts = self.peers.agree(part)
+            parts = self.peers.collect(part)
             digest = self.peers.first(whole)
         except TrainerError as error:
             if self.rank.rank == 0:
@@ -234,3 +233,7 @@ class Checkpoints:
         if found:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole: move them away to start anew")
         return self.peers.first(lambda: folder.check_groups(Path(self.settings.dir), self.rank.groups))
+
+
+def _joined(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}

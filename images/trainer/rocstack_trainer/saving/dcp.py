@@ -8,6 +8,7 @@ of JSON, a checkpoint is read by the same rows (tensors.json), and `.metadata` i
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 import pickle
@@ -216,9 +217,9 @@ def shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Shape]:
 
 def owners(tensors: dict[str, torch.Tensor], ranks: int, first: int = 0) -> dict[str, int]:
     """Which of `ranks` writes and reads which tensor, so that all have about as many bytes; 0 has `first` already."""
-    load = [first] + [0] * (ranks - 1)
+    load = sorted([(first, 0), *((0, rank) for rank in range(1, ranks))])
     out = {}
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        out[name] = min(range(ranks), key=load.__getitem__)
-        load[out[name]] += tensor.nbytes
+        least, out[name] = load[0]
+        heapq.heapreplace(load, (least + tensor.nbytes, out[name]))
     return out

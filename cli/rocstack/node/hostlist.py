@@ -39,10 +39,13 @@ def expand(text: str) -> tuple[str, ...]:
         pieces = re.split(r"\[([^\[\]]*)\]", part)
         if any(mark in piece for piece in pieces for mark in "[]"):
             raise ValueError(f"{text!r:.80} is no hostlist: a bracket is not closed")
-        choices = [_numbers(piece, text) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
-        found += ["".join(each) for each in itertools.islice(itertools.product(*choices), MOST + 1)]
-        if len(found) > MOST:
-            raise ValueError(f"{text!r:.80} names more than {MOST} nodes")
+        count, choices = 1, []
+        for odd, piece in enumerate(pieces):
+            choices.append(_numbers(piece, text) if odd % 2 else [piece])
+            count *= len(choices[-1])
+            if count + len(found) > MOST:  # before the next bracket's numbers are made
+                raise ValueError(f"{text!r:.80} names more than {MOST} nodes")
+        found += map("".join, itertools.product(*choices))
     if not found or ",".join(_PART.findall(text)) != text:
         raise ValueError(f"{text!r:.80} is no hostlist such as n[1-3,7]")
     return tuple(found)

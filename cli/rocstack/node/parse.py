@@ -17,7 +17,8 @@ from .recording import Recording, natural_key
 
 SHARED_DEVICES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/dri/card*", "/dev/infiniband/uverbs*", "/dev/cxi*")
 _SYSCTL_SWAP = str.maketrans("/.", "./")  # sysctl(8) writes the dot of eth1.100 as a slash
-_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+~-]*")
+# From the first digit of a number only: of a megabyte of digits each would be tried to the end, for hours.
+_VERSION = re.compile(r"(?<!\d)\d+(?:\.\d+)+[\w.+~-]*")
 
 
 def system(rec: Recording) -> System:

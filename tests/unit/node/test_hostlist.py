@@ -55,6 +55,21 @@ def test_too_many(text: str) -> None:
         hostlist.expand(text)
 
 
+def test_what_is_too_many_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of brackets filled the memory before anybody counted."""
+    made: list[str] = []
+    real = hostlist._numbers
+
+    def noted(text: str, whole: str) -> list[str]:
+        made.append(text)
+        return real(text, whole)
+
+    monkeypatch.setattr(hostlist, "_numbers", noted)
+    with pytest.raises(ValueError, match="more than 65536"):
+        hostlist.expand("n" + "[1-300]" * 50)
+    assert len(made) == 2
+
+
 def test_natural_order() -> None:
     names = ["n10", "n2", "n1", "a", "n1b", "r2n1", "r1n10"]
     assert sorted(names, key=hostlist.natural) == ["a", "n1", "n1b", "n2", "n10", "r1n10", "r2n1"]

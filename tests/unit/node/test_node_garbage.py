@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from recorded_nodes import KINDS, PROFILE
 
 from rocstack.nic.elf import read_libibverbs, read_provider
+from rocstack.node.collect_commands import COMMANDS
 from rocstack.node.parse import parse
-from rocstack.node.recording import LARGEST, Recording, pack, unpack
+from rocstack.node.recording import LARGEST, RecordedAnswer, Recording, pack, unpack
 from rocstack.probe.classes import classes, traits
 
 CASES = {name: recorded_nodes.recording(name) for name in recorded_nodes.names()}
@@ -70,6 +71,13 @@ def test_anything_may_be_missing_or_point_anywhere(name: str, data: st.DataObjec
     places = st.sampled_from(["/", "", "/sys", "..", *sorted(rec.links), *sorted(rec.links.values())])
     links = {path: data.draw(places) if data.draw(st.booleans()) else to for path, to in rec.links.items()}
     hold(replace(rec, files=kept, links=links, _children={}))
+
+
+def test_a_long_run_of_digits_is_no_work() -> None:
+    """Each of them was taken for the beginning of a version: a megabyte that one node says held all of them up."""
+    digits = "0" * 300_000
+    answers = {command: RecordedAnswer(0, digits) for command in COMMANDS}
+    hold(Recording(host="n1", files={"/opt/rocm/.info/version": digits}, commands=answers))
 
 
 names = st.text(alphabet=st.characters(exclude_characters="/"), max_size=8)

@@ -173,6 +173,8 @@ async def size(
         try:
             asked = {name: value for name, value in given.items() if value}
             found = (await sized(service, caller, SizeBody.model_validate(asked))).to_dict()
+            if model.lower() not in known_models.names():
+                found["model"]["about"] = model  # and not where its config is
         except (ValidationError, RocstackError) as error:
             message = problem(error)
     part = "size-part" if request.headers.get("hx-request") else "size"

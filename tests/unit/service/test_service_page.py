@@ -167,6 +167,11 @@ async def test_a_size_is_for_the_gpus_that_slurm_tells_of(site: Site, monkeypatc
     monkeypatch.setattr(site.service.jobs, "nodes", known)
     monkeypatch.setattr(page, "HTMX", Path(__file__))
     assert "MI355X each" in (await browser(site).get("/size?model=llama-3.1-8b&nodes=1")).text
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 128, "vocab_size": 260, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    (Path(site.service.settings.models) / "org/tiny/config.json").write_text(json.dumps(config))
+    own = (await browser(site).get("/size?model=org/tiny&nodes=1")).text
+    assert "org/tiny on 1 node with" in own, "and not the path of its config"
     assert 'hx-get="/size"' in (await browser(site).get("/new/fine-tuning")).text
 
 

@@ -45,6 +45,7 @@ LABELS = {name: label for name, (label, _) in TUNING.items()} | {
     "gpu": "GPU",
 }  # fmt: skip
 GPUS = ("mi250x", "mi300x", "mi325x", "mi355x")
+LOSES = "; others may take its place"
 Choices = dict[str, list[tuple[str, str]]]
 
 
@@ -96,8 +97,12 @@ async def _choices(service: Service, caller: Caller) -> Choices:
     except (failures.Away, failures.SlurmRefused):
         return {}
     parts = [(each.name, f"{each.name} ({count(each.nodes, 'node')})") for each in pools if not each.default]
-    ranked = sorted(known, key=lambda each: -each.priority)
-    return {"partition": parts, "qos": [(each.name, f"{each.name} (priority {each.priority:,})") for each in ranked]}
+    weak = {name for each in known for name in each.preempts}
+    ranked = [
+        (each.name, f"{each.name} (priority {each.priority:,}{LOSES if each.name in weak else ''})")
+        for each in sorted(known, key=lambda each: -each.priority)
+    ]
+    return {"partition": parts, "qos": ranked}
 
 
 @router.get("/new/{name}")

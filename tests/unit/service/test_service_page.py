@@ -247,8 +247,13 @@ async def test_what_is_waited_for_and_what_failed_is_said_in_the_list(site: Site
     assert "expected to start" not in shown
     assert (await site.of("alice").get(f"/v1/jobs/{key}")).json()["expected_start"] is None
     assert '<button id="cancel"' in shown, "by its id it keeps the keyboard's place when the part is renewed"
-    slurm.set(100, "OUT_OF_MEMORY")
-    assert "it ran out of memory" in (await page.get("/jobs")).text
+    down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    slurm.set(100, "PENDING", "Resources", state_description=down)
+    assert "nodes that it needs are down, take no new jobs" in (await page.get("/jobs")).text
+    slurm.set(100, "PREEMPTED")  # and isn't requeued
+    shown = (await page.get("/jobs")).text
+    assert "a job with a higher priority took its place" in shown
+    assert ">failed<" in shown
 
 
 async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -189,7 +189,7 @@ def failed_task(log: str) -> FailedTask | None:
 
 
 def waits_for(reason: str, description: str = "") -> str:
-    """In words; Slurm's own word where there is none. Where Slurm has a `description` beside its word, that says more."""
+    """In words; Slurm's own word where there is none. A `description` that Slurm has beside its word says more."""
     word, said = (each.split(",")[0].strip("() ") for each in (reason, description))
     if not word or word == "None":
         return "it was just submitted: Slurm hasn't looked at it yet"

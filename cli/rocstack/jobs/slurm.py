@@ -16,7 +16,10 @@ from rocstack.node import hostlist
 # squeue(1), --format: job, state, user, partition, qos, nodes, time used, limit, start, priority, reason, where; and
 # the name last, since its owner chose it.
 SQUEUE = "%i\x1f%T\x1f%u\x1f%P\x1f%q\x1f%D\x1f%M\x1f%l\x1f%S\x1f%Q\x1f%r\x1f%N\x1f%j"
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+ENDED = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"),
+    "PREEMPTED",  # of one that isn't requeued; else it waits again
+}
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 USERS = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # srun's own words for a task that failed: `srun: error: n2: tasks 2-3: Exited with exit code 1`
@@ -185,18 +188,22 @@ def failed_task(log: str) -> FailedTask | None:
     return FailedTask(found["node"], number, found["how"], tuple((labelled or before)[-LAST:]))
 
 
-def waits_for(reason: str) -> str:
-    """In words; Slurm's own word where there is none."""
-    word = reason.split(",")[0].strip("() ")
+def waits_for(reason: str, description: str = "") -> str:
+    """In words; Slurm's own word where there is none. A `description` that Slurm has beside its word says more."""
+    word, said = (each.split(",")[0].strip("() ") for each in (reason, description))
     if not word or word == "None":
         return "it was just submitted: Slurm hasn't looked at it yet"
+    return _in_words(said) or _in_words(word) or f"Slurm says {word}"
+
+
+def _in_words(word: str) -> str:
     known = _reasons()
     for pattern, words in known["reasons"].items():
         if found := re.fullmatch(pattern, word):
             amount = found[1] if found.re.groups else ""
             what = next((each for begin, each in known["amounts"].items() if amount.startswith(begin)), amount)
             return words.format(what=what)
-    return f"Slurm says {word}"
+    return ""
 
 
 @cache

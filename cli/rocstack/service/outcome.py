@@ -18,6 +18,7 @@ _WORDS = {
     "OUT_OF_MEMORY": "it ran out of memory",
     "BOOT_FAIL": "a node of it didn't start",
     "DEADLINE": "its deadline passed",
+    "PREEMPTED": "a job with a higher priority took its place",
 }
 
 

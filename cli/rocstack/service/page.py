@@ -93,7 +93,8 @@ def _sentence(text: str) -> str:
 
 
 def _state_words(states: Sequence[str]) -> str:
-    """Of a node, what Slurm's words for its state mean."""
+    """Of a node, what Slurm's words for its state mean. One that is drained isn't free, whatever it does."""
+    states = [each for each in states if each != "IDLE" or "DRAIN" not in states]
     return ", ".join(STATES.get(each, each.lower().replace("_", " ")) for each in states)
 
 

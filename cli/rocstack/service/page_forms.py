@@ -45,6 +45,7 @@ LABELS = {name: label for name, (label, _) in TUNING.items()} | {
     "gpu": "GPU",
 }  # fmt: skip
 GPUS = ("mi250x", "mi300x", "mi325x", "mi355x")
+LOSES = "; others may take its place"
 Choices = dict[str, list[tuple[str, str]]]
 
 
@@ -96,8 +97,12 @@ async def _choices(service: Service, caller: Caller) -> Choices:
     except (failures.Away, failures.SlurmRefused):
         return {}
     parts = [(each.name, f"{each.name} ({count(each.nodes, 'node')})") for each in pools if not each.default]
-    ranked = sorted(known, key=lambda each: -each.priority)
-    return {"partition": parts, "qos": [(each.name, f"{each.name} (priority {each.priority:,})") for each in ranked]}
+    weak = {name for each in known for name in each.preempts}
+    ranked = [
+        (each.name, f"{each.name} (priority {each.priority:,}{LOSES if each.name in weak else ''})")
+        for each in sorted(known, key=lambda each: -each.priority)
+    ]
+    return {"partition": parts, "qos": ranked}
 
 
 @router.get("/new/{name}")
@@ -173,6 +178,8 @@ async def size(
         try:
             asked = {name: value for name, value in given.items() if value}
             found = (await sized(service, caller, SizeBody.model_validate(asked))).to_dict()
+            if model.lower() not in known_models.names():
+                found["model"]["about"] = model  # and not where its config is
         except (ValidationError, RocstackError) as error:
             message = problem(error)
     part = "size-part" if request.headers.get("hx-request") else "size"

@@ -52,6 +52,7 @@ class SlurmJob:
     def of(cls, row: Mapping[str, Any]) -> "SlurmJob":
         """Of slurmctld's list."""
         state, reason = first(row.get("job_state")), text(row.get("state_reason"))
+        description = text(row.get("state_description"))
         over = state in ENDED
         return cls(
             id=whole(row.get("job_id")),
@@ -59,7 +60,7 @@ class SlurmJob:
             user=text(row.get("user_name")),
             state=state,
             reason="" if reason == "None" else reason,
-            why=waits_for(reason) if state in WAITING else "",
+            why=waits_for(reason, description) if state in WAITING else "",
             partition=text(row.get("partition")),
             account=text(row.get("account")),
             qos=text(row.get("qos")),

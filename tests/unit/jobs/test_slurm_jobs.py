@@ -81,6 +81,10 @@ def test_one_that_runs_does_not_wait() -> None:
             "(ReqNodeNotAvail, UnavailableNodes:n2)",
             "a node that it asks for is down, takes no new jobs, or is reserved",
         ),
+        (
+            "(Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions)",
+            "nodes that it needs are down, take no new jobs, or are kept for others",
+        ),
         ("QOSMaxGRESPerUser", "the limit of its QoS for one user is reached: GPUs"),
         ("QOSMaxJobsPerUserLimit", "the limit of its QoS for one user is reached: jobs"),
         ("QOSGrpNodeLimit", "the limit of its QoS for all jobs together is reached: nodes"),

@@ -167,6 +167,11 @@ async def test_a_size_is_for_the_gpus_that_slurm_tells_of(site: Site, monkeypatc
     monkeypatch.setattr(site.service.jobs, "nodes", known)
     monkeypatch.setattr(page, "HTMX", Path(__file__))
     assert "MI355X each" in (await browser(site).get("/size?model=llama-3.1-8b&nodes=1")).text
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"intermediate_size": 128, "vocab_size": 260, "num_key_value_heads": 1, "max_position_embeddings": 512}
+    (Path(site.service.settings.models) / "org/tiny/config.json").write_text(json.dumps(config))
+    own = (await browser(site).get("/size?model=org/tiny&nodes=1")).text
+    assert "org/tiny on 1 node with" in own, "and not the path of its config"
     assert 'hx-get="/size"' in (await browser(site).get("/new/fine-tuning")).text
 
 
@@ -242,8 +247,13 @@ async def test_what_is_waited_for_and_what_failed_is_said_in_the_list(site: Site
     assert "expected to start" not in shown
     assert (await site.of("alice").get(f"/v1/jobs/{key}")).json()["expected_start"] is None
     assert '<button id="cancel"' in shown, "by its id it keeps the keyboard's place when the part is renewed"
-    slurm.set(100, "OUT_OF_MEMORY")
-    assert "it ran out of memory" in (await page.get("/jobs")).text
+    down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    slurm.set(100, "PENDING", "Resources", state_description=down)
+    assert "nodes that it needs are down, take no new jobs" in (await page.get("/jobs")).text
+    slurm.set(100, "PREEMPTED")  # and isn't requeued
+    shown = (await page.get("/jobs")).text
+    assert "a job with a higher priority took its place" in shown
+    assert ">failed<" in shown
 
 
 async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> None:

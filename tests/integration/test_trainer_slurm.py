@@ -41,10 +41,12 @@ class Site:
         shared = f"--volume={scratch}:/scratch"
         # They start first: the controller waits long for the name of a node that isn't there.
         self.workers = [
-            cluster.start(host, "worker", "--env=ROCSTACK_CONTROLLER=ctl", "--env=OMP_NUM_THREADS=1", shared)
+            cluster.start(
+                host, "worker", "--env=ROCSTACK_CONTROLLER=ctl", "--env=OMP_NUM_THREADS=1", shared, look="30s"
+            )
             for host in ("n1", "n2")
         ]
-        self.control = cluster.start("ctl", "control", cluster.settings(), shared)
+        self.control = cluster.start("ctl", "control", cluster.settings(), shared, look="30s")
         for node in (self.control, *self.workers):
             until(node.health, "healthy", node)
         until(lambda: self.said("sinfo", "--noheader", "--format=%D %T"), "2 idle", self.control)

@@ -24,7 +24,7 @@ from rocstack.settings.settings import Settings
 from rocstack.stack import stack
 
 # Of the files whose tests have the deployed cluster, those of the second one: about as much as the others.
-SECOND = ("test_jobs", "test_lost_lock", "test_rotate_keys", "test_trust", "test_verify_slurm", "test_verify_store")
+SECOND = ("test_jobs", "test_lost_lock", "test_rotate_keys", "test_trust", "test_verify_store")
 
 
 def lane(file: Path) -> str:

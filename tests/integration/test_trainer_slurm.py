@@ -155,7 +155,14 @@ def test_a_job_at_its_limit_and_a_preempted_one_save_first_and_go_on_later(
     assert weights(log) == weights(uninterrupted.stdout)
 
 
-@pytest.mark.parametrize("start", [["srun", "-N1", "-n2", "--mpi=pmix"], ["mpirun", "--allow-run-as-root", "-n", "2"]])
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["srun", "-N1", "-n2", "--mpi=pmix"],
+        # Without Slurm the trainer's own tests have it, in this image.
+        pytest.param(["mpirun", "--allow-run-as-root", "-n", "2"], marks=pytest.mark.slow),
+    ],
+)
 def test_mpi_carries_the_gradients(site: Site, start: list[str]) -> None:
     train = ["rocstack-train", "--config", "tiny", "--steps=3", "--parallel.backend=mpi"]
     done = engine("exec", site.workers[0].name, *start, *train)

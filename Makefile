@@ -25,7 +25,7 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 test: setup lint ## lint and all tests but the slow ones
 	$(BIN)/pytest -m "not slow" -n 2 tests/unit $(PYTEST_ARGS)
 	tests/programs.sh
-	$(BIN)/pytest -m "not slow" -n 3 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n 4 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 
 test-quick: python ## two minutes: style, types, and tests of every package; no container engine
 	$(BIN)/ruff check .

@@ -23,19 +23,32 @@ from rocstack.image import base_image as bases
 from rocstack.settings.settings import Settings
 from rocstack.stack import stack
 
+# Of the files whose tests have the deployed cluster, those of the second one: about as much as the others.
+SECOND = ("test_jobs", "test_lost_lock", "test_rotate_keys", "test_trust", "test_verify_store")
+
+
+def lane(file: Path) -> str:
+    """Tests of one lane run one after the other in one process: all of a deployed cluster, which is made once; else
+    those of a file, which share what takes long to make."""
+    if "deployed: DeployedCluster" not in file.read_text():
+        return file.stem
+    return f"deployed {2 if file.stem in SECOND else 1}"
+
 
 class Lanes(LoadScopeScheduling):
-    """What each of several processes (`pytest -n 2`) takes: one has all tests of the deployed cluster, which is made
-    once; else the tests of a file, which share what takes long to make."""
+    """What each of several processes (`pytest -n 4`) takes."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "deployed" if "deployed: DeployedCluster" in (self.config.rootpath / file).read_text() else file
+        return lane(self.config.rootpath / nodeid.partition("::")[0])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The one that takes longest begins: as the last it would keep one process busy and the others waiting."""
-    items.sort(key=lambda item: item.path.stem != "test_trainer")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those that take longest begin: as the last they would keep one process busy and the others waiting. Without
+    several processes there is one cluster, and the order is that of the files."""
+    first = ("deployed 1", "deployed 2", "test_trainer", "test_service_deploy")
+    if config.getoption("numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
+        lanes = {item.path: lane(item.path) for item in items}
+        items.sort(key=lambda item: first.index(lanes[item.path]) if lanes[item.path] in first else len(first))
 
 
 @pytest.hookimpl(optionalhook=True)

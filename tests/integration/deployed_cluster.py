@@ -128,10 +128,14 @@ def deploy(workspace: Workspace, shared: Path | None = None) -> Iterator[Deploye
         workspace.run("local", "down")
 
 
-def until(true: Callable[[], object], seconds: float, said: Callable[[], Any] = lambda: "") -> float:
-    """How long it took."""
-    started = time.monotonic()
+def until(
+    true: Callable[[], object], seconds: float, said: Callable[[], Any] = lambda: "", most_s: float = 1.5
+) -> float:
+    """How long it took. A look by ssh into a container costs half a second of a processor, so the pauses between them
+    grow to `most_s`: give less for what does not stay true."""
+    started, pause = time.monotonic(), 0.2
     while not true():
         assert time.monotonic() < started + seconds, f"not within {seconds} s: {said()}"
-        time.sleep(0.3)
+        time.sleep(pause)
+        pause = min(pause * 1.5, most_s)
     return time.monotonic() - started

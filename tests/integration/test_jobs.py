@@ -27,14 +27,14 @@ RECORDER = """
 import json, os, sys
 names = "RANK LOCAL_RANK WORLD_SIZE NODE_RANK NNODES MASTER_ADDR MASTER_PORT JAX_COORDINATOR_IP GPUS_PER_NODE"
 env = {name: os.environ[name] for name in (*names.split(), "GLOO_SOCKET_IFNAME", "SLURM_NODEID") if name in os.environ}
-with open(f"/tmp/test-recipes/seen-{env['NODE_RANK']}-{env['RANK']}", "w") as file:
+with open(f"seen-{env['NODE_RANK']}-{env['RANK']}", "w") as file:  # in the job's folder
     json.dump({"argv": sys.argv[1:], **env}, file)
 """
 PLACE = "/tmp/test-recipes"  # of recorders, where the frameworks' own programs would be
 RECORDERS = (
     "recorder.py", "torchtitan/train.py", "pretrain_gpt.py", "maxtext/trainers/pre_train/train.py"
 )  # fmt: skip
-PRIMUS = f'#!/bin/sh\nexec python3 {PLACE}/recorder.py "$@"\n'
+PRIMUS = '#!/bin/sh\nexec python3 recorder.py "$@"\n'
 TORCHRUN = [{"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": "4"} for rank in range(4)]
 EACH_NODE = [{"NODE_RANK": str(node), "NNODES": "2", "WORLD_SIZE": "2"} for node in range(2)]
 # recipe: its parameters, arguments; what each process is told, and some of the words that it gets
@@ -120,18 +120,25 @@ def test_srun_itself_starts_ranks_that_find_each_other(deployed: DeployedCluster
 
 def test_each_framework_is_told_its_ranks_and_where_they_meet(deployed: DeployedCluster) -> None:
     """Its own program is a recorder: none of them is in the image, and none of them trains on CPUs."""
-    texts = {f"{PLACE}/{each}": RECORDER for each in RECORDERS} | {f"{PLACE}/runner/primus-cli": PRIMUS}
-    with files(deployed, texts):
-        for recipe, (values, arguments, told, words) in FRAMEWORKS.items():
+    texts = {f"{PLACE}/{recipe}/{each}": RECORDER for recipe in FRAMEWORKS for each in RECORDERS}
+    with files(deployed, texts | {f"{PLACE}/primus/runner/primus-cli": PRIMUS}):
+        jobs = {}
+        for recipe, (values, arguments, _, _) in FRAMEWORKS.items():
+            folder = f"{PLACE}/{recipe}"
             given = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-            asked = ["--nodes", "2", "--gpus-per-node", "2", "--folder", PLACE, "--follow", *given]
-            said = deployed.run("submit", recipe, *asked, *(["--", *arguments] if arguments else [])).out
-            command = f"cat {PLACE}/seen-* | sed 's/}}{{/}}\\n{{/g'; rm {PLACE}/seen-*"
+            asked = ["--nodes", "2", "--gpus-per-node", "2", "--folder", folder, "--json"]
+            asked += [word.replace(f"={PLACE}", f"={folder}") for word in given]
+            said = deployed.run("submit", recipe, *asked, *(["--", *arguments] if arguments else [])).json
+            jobs[recipe] = said["id"]
+        until(lambda: deployed.jobs().keys().isdisjoint(map(int, jobs.values())), 300, deployed.jobs, 5)
+        for recipe, (_, _, told, words) in FRAMEWORKS.items():
+            command = f"cat {PLACE}/{recipe}/seen-* | sed 's/}}{{/}}\\n{{/g'"
             lines = [line for node in NODES for line in inside(deployed, node, command).splitlines()]
             seen = [json.loads(line) for line in lines]
             rank = "LOCAL_RANK" if told is TORCHRUN else "NODE_RANK"
             seen.sort(key=lambda each: (each["SLURM_NODEID"], each[rank]))
-            assert [{name: each.get(name) for name in told[0]} for each in seen] == told, (recipe, said)
+            found = [{name: each.get(name) for name in told[0]} for each in seen]
+            assert found == told, (recipe, deployed.run("job", "logs", jobs[recipe]).out)
             assert {each["MASTER_ADDR"] for each in seen} == {"n1"}, recipe
             assert len({each["MASTER_PORT"] for each in seen}) == 1, recipe
             assert all(set(words) <= set(each["argv"]) for each in seen), (recipe, seen[0]["argv"])
@@ -179,7 +186,7 @@ def test_a_job_that_fails_says_which_task_was_the_first(deployed: DeployedCluste
 
 def test_the_queue_says_why_a_job_waits(deployed: DeployedCluster) -> None:
     long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--set", "steps=100000")
-    wide = queued(deployed, "trainer", "--nodes", "2")
+    wide = queued(deployed, "mine", "--nodes", "2", "--", "true")
     try:
         until(lambda: show(deployed, long)["state"] == "RUNNING", 60)
         until(lambda: wide in (waiting := {each["id"]: each["why"] for each in queue(deployed)}) and waiting[wide], 60)

@@ -71,7 +71,7 @@ def test_a_laptop_that_slept_changes_nothing(deployed: DeployedCluster, images: 
     laptop = deployed.workspace.start("deploy", "--json", "--image", images[0], *ONE_BY_ONE)
     asleep: list[int] = []
     try:
-        until(lambda: worker(deployed, "n1") not in (before, ""), 300, laptop.poll)  # and n2's turn comes then
+        until(lambda: worker(deployed, "n1") not in (before, ""), 300, laptop.poll, 0.3)  # and n2's turn comes then
         asleep = family(laptop.pid)
         for pid in asleep:
             os.kill(pid, signal.SIGSTOP)

@@ -153,7 +153,7 @@ def test_one_that_was_killed_goes_on(deployed: DeployedCluster) -> None:
     job = submit(deployed, "srun sleep 60", "--nodelist=n2 --ntasks=1 --mem=50")
     until(lambda: deployed.jobs().get(job) == "RUNNING", 60, deployed.jobs)
     process = deployed.workspace.start("rotate-keys", str(INVENTORY))
-    until(lambda: "rocstack-control" not in deployed.containers("n1"), 60)
+    until(lambda: "rocstack-control" not in deployed.containers("n1"), 60, most_s=0.3)
     process.send_signal(signal.SIGKILL)
     process.wait()
     between = secrets(deployed)

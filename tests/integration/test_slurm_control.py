@@ -27,9 +27,9 @@ ALL = ["n1", "n2"]
 def control(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     cluster = Cluster(built, tmp_path_factory.mktemp("slurm"), SETTINGS)
     try:
-        control = cluster.start("ctl", "control", cluster.settings())
+        control = cluster.start("ctl", "control", cluster.settings(), look="30s")
         for name in ALL:
-            cluster.start(name, "worker", "--env=ROCSTACK_CONTROLLER=ctl:6817")
+            cluster.start(name, "worker", "--env=ROCSTACK_CONTROLLER=ctl:6817", look="30s")
         until(control.health, "healthy", control)
         yield control
     finally:

@@ -52,7 +52,8 @@ def read_tables() -> None:
         for each in list(vars(module).values()):
             if isinstance(each, _lru_cache_wrapper) and not signature(each).parameters:
                 each()
-    thresholds.load(None)
+    thresholds.load()
+    thresholds.load(None)  # to its cache another call
 
 
 def prepare(session: pytest.Session, request: dict[str, Any]) -> None:

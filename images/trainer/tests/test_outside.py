@@ -64,5 +64,6 @@ def test_slurms_signal_reaches_the_ranks_as_it_is(tmp_path: Path, monkeypatch, n
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, ""), err
     assert f"stopped by {signal.Signals(number).name}" in out
+    assert len(list((tmp_path / "c").glob("step-*"))) == 1
     assert (tmp_path / "asked").exists() == asked
     assert not asked or (tmp_path / "asked").read_text() == "requeue 17\n"

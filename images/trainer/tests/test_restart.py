@@ -112,11 +112,20 @@ def test_at_most_so_many_restarts(spawned) -> None:
     code, out, err = spawned("echo start $RANK; test $RANK = 1 && sleep .3 && kill -9 $$; exec sleep 9", 2, restarts=2)
     assert code == 128 + signal.SIGKILL
     assert (out.count("start 0"), out.count("start 1")) == (3, 3)
+    assert err.count("error: rank 1 was ended by SIGKILL") == 3
     assert [line.rpartition("; ")[2] for line in err.splitlines()] == [
         "its ranks start again (1 of 2)",
         "its ranks start again (2 of 2)",
         "the others are stopped",
     ]
+
+
+def test_a_second_signal_does_not_wait(spawned, tmp_path: Path) -> None:
+    """Of ranks that don't come to a step boundary nothing is left."""
+    twice = "test $RANK = 0 && { sleep .3; kill -TERM $PPID; sleep .5; echo first; kill -TERM $PPID; }"
+    code, out, err = spawned(f"trap '' TERM; echo $$ >>pids; {twice}; exec sleep 25", 2)
+    assert (code, out, err) == (128 + signal.SIGKILL, "first\n", "stopped: nothing was saved\n")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (tmp_path / "pids").read_text().split())
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 1), (2, 1), (3, 1), (4, 2)])

@@ -59,6 +59,22 @@ def holding(piece: bytes, key: bytes) -> Iterator[tuple[int, str]]:
         at = piece.find(key, end)
 
 
+def lines_with(piece: bytes, gate: bytes) -> tuple[bytes, list[int]]:
+    """The lines of `piece` that hold `gate`, as a piece, and the number of each, from 1."""
+    found, numbers = [], []
+    at, number, counted = piece.find(gate), 1, 0
+    while at >= 0:
+        start = piece.rfind(b"\n", 0, at) + 1
+        number += piece.count(b"\n", counted, start)
+        counted = start
+        end = piece.find(b"\n", at)
+        end = len(piece) if end < 0 else end
+        found.append(piece[start:end])
+        numbers.append(number)
+        at = piece.find(gate, end)
+    return b"\n".join(found), numbers
+
+
 def hinted(line: str, key: str) -> bool:
     """Whether the text is a hint of what might happen, part of a test's name, or what a debug log tells of its tries.
 

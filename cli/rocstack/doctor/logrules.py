@@ -269,7 +269,8 @@ class _Start:
 
 # Not that of a PCIe slot, which is another matter.
 LINK = re.compile(
-    r"(?<!\S)(?P<device>(?!Slot\()\S{1,64})(?:: (?:NIC )?link (?:is )?| CXI_EVENT_LINK_)(?P<state>up|down)\b",
+    r"(?<!\S)(?:\(slave )?(?P<device>(?!Slot\()[^\s)]{1,64})"
+    r"(?:\)?: (?:NIC )?link (?:is |status definitely )?| CXI_EVENT_LINK_)(?P<state>up|down)\b",
     re.IGNORECASE,
 )
 
@@ -277,7 +278,16 @@ LINK = re.compile(
 class _Links:
     """Links that went down: not those that come up for the first time afterwards, as on each start of a node."""
 
-    keys = (b"ink is Down", b"ink down", b"ink is Up", b"ink up", b"ink is down", b"ink is up", b"CXI_EVENT_LINK_")
+    keys = (
+        b"ink is Down",
+        b"ink down",
+        b"ink is Up",
+        b"ink up",
+        b"ink is down",
+        b"ink is up",
+        b"CXI_EVENT_LINK_",
+        b"link status definitely ",  # a bond's member
+    )
 
     def __init__(self) -> None:
         self.up: dict[tuple[str | None, str], int] = {}  # node and device -> the first line, of this file

@@ -12,12 +12,14 @@ from rocstack.base.finding_texts import Table, TextEntry
 from rocstack.base.findings import in_order
 from rocstack.doctor import logrules
 from rocstack.doctor.diagnosis import Diagnosis, Report, diagnosis
-from rocstack.doctor.loglines import excerpt, hinted, holding, origin
+from rocstack.doctor.loglines import excerpt, hinted, holding, lines_with, origin
 from rocstack.stack import component
 
 RULES = logrules.CODES
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _NAMES = 64  # nodes and ranks that are remembered by name
+# Half of the texts hold one of these words, and few lines do: only in those the texts themselves are looked for.
+_GATES = tuple(b"ailed,rror,RROR, not ,n't ,nable,nvalid,annot,imeout,imed out,ibv_,memory".split(b","))
 
 
 class LogReport(Report):
@@ -50,7 +52,11 @@ class _Reading:
         self.table = table
         entries = table.values()
         texts = dict.fromkeys(text for entry in entries for text in entry.text)
-        self.texts = [(text.encode(), [entry for entry in entries if text in entry.text]) for text in texts]
+        self.texts: dict[bytes, list[tuple[bytes, list[TextEntry]]]] = {}  # by their gate; none for some
+        for text in texts:
+            gate = next((gate for gate in _GATES if gate in text.encode()), b"")
+            known = [entry for entry in entries if text in entry.text]
+            self.texts.setdefault(gate, []).append((text.encode(), known))
         self.settling = [(*text.partition("*")[::2], entry.code) for entry in entries for text in entry.settled]
         self.settled: Counter[str] = Counter()  # entry -> lines
         self.tallies: dict[str, _Tally] = {}
@@ -72,15 +78,18 @@ class _Reading:
 
     def _piece(self, piece: bytes) -> None:
         seen: set[tuple[str, int]] = set()  # a line counts once for an entry, whichever of its texts it holds
-        for key, entries in self.texts:
-            for number, line in holding(piece, key):
-                if hinted(line, key.decode()):
-                    continue
-                for entry in entries:
-                    if (entry.code, number) in seen or (values := entry.read(line)) is None:
+        for gate, texts in self.texts.items():
+            part, numbers = lines_with(piece, gate) if gate else (piece, None)
+            for key, entries in texts:
+                for at, line in holding(part, key):
+                    if hinted(line, key.decode()):
                         continue
-                    seen.add((entry.code, number))
-                    self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
+                    number = numbers[at - 1] if numbers else at
+                    for entry in entries:
+                        if (entry.code, number) in seen or (values := entry.read(line)) is None:
+                            continue
+                        seen.add((entry.code, number))
+                        self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
         for begin, end, code in self.settling:
             self.settled[code] += sum(end in line.partition(begin)[2] for _, line in holding(piece, begin.encode()))
         self.rules.look(piece, self.lines)

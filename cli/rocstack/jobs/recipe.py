@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from jinja2 import DictLoader, StrictUndefined, TemplateError, TemplateSyntaxError
+from jinja2 import DictLoader, StrictUndefined, TemplateError, TemplateSyntaxError, nodes
 from pydantic import Field, model_validator
 
 from rocstack.base import environment as variables
@@ -242,6 +242,7 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
         keep_trailing_newline=True,
     )
     try:
+        _check_blocks(environment, files, recipe.name)
         template = environment.get_template(recipe.name)
         text = "".join(template.root_render_func(template.new_context(names)))  # `render` hides the template's lines
     except Exception as error:  # a template can raise anything
@@ -252,6 +253,18 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
         raise BadInput.of("recipe-template", _place(error, files, recipe.name), why=why) from None
     lines = "\n".join(line.rstrip(" \t") for line in text.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", lines)
+
+
+def _check_blocks(environment: Sandbox, files: Mapping[str, TemplateFile], name: str) -> None:
+    """Refuses a block that no script has: its commands would be left out without a word."""
+    own = environment.parse(files[name].body)
+    if not any(isinstance(node, nodes.Extends) for node in own.body):
+        return
+    known = {block.name for block in environment.parse(files[BASE].body).find_all(nodes.Block)}
+    for block in (node for node in own.body if isinstance(node, nodes.Block)):
+        if block.name not in known:
+            at = Where(str(files[name].path), files[name].body_line + block.lineno - 1)
+            raise BadInput.of("recipe-block", at, block=block.name, hint=hinted(block.name, known))
 
 
 def tasks_of_node(recipe: Recipe, request: JobRequest) -> int:

@@ -6,9 +6,11 @@ from typing import Any
 
 from rocstack.cluster import checks
 from rocstack.deploy.read import inventory as inventories
+from rocstack.jobs import recipe as recipes
 from rocstack.settings.settings import FILE, Settings, placed
 from rocstack.steps.image_plan import plan_image
 from rocstack.steps.options import RenderOptions
+from rocstack.verify import thresholds
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ def check(chosen: Settings, folder: Path | None = None) -> CheckedFiles:
             warnings = found.warnings
             workers = [host.name for host in found.workers]
             checks.check(chosen.cluster, workers=workers, groups=found.worker_groups, overlay=chosen.overlay_folder())
+        recipes.recipes(chosen.overlay_folder())
+        thresholds.load(chosen.overlay_folder())
         plan = plan_image(RenderOptions(), chosen, lambda text: None)
     plan.render()
     texts = {FILE: (here / FILE).exists(), str(path): path.exists()}

@@ -9,7 +9,7 @@ from typing import Any
 from rocstack.base.errors import BadInput, Missing, RocstackError
 from rocstack.steps.options import VerifyOptions, duration, inventory_path, settings
 from rocstack.verify import drain as draining
-from rocstack.verify import history, proved, service_report, suite
+from rocstack.verify import history, proved, service_report, suite, thresholds
 from rocstack.verify.drain import Drained
 from rocstack.verify.result import Run
 
@@ -143,6 +143,7 @@ def _run(options: VerifyOptions, on_event: OnEvent) -> tuple[Run, Path, Path | N
     if options.only == "":  # an empty variable of a script, which is not to run everything
         raise BadInput.of("empty-pattern")
     chosen = settings()
+    thresholds.load(chosen.overlay_folder())  # what is wrong there is no node's fault
     inventory = None if options.evidence else inventory_path(chosen, options.inventory)
     folder = report_folder(options)
     wait = duration("--wait", options.wait)

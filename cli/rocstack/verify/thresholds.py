@@ -28,6 +28,7 @@ def _pattern(text: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
+Bound = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # no value is as good as none (.nan), or bad enough for -5
 
 
 FILE = "thresholds.yml"
@@ -38,8 +39,8 @@ class Threshold(Value):
     the NIC profile with the speed that the card can do ("8 × broadcom 400G"); an empty one holds for all. `nodes`: of
     how many, at least and at most, that took part. `tolerance`: the share by which a value may be worse."""
 
-    least: float | None = None
-    most: float | None = None
+    least: Bound | None = None
+    most: Bound | None = None
     gpu: Pattern = ""
     nic: Pattern = ""
     nodes: tuple[int, int] | None = None

@@ -113,6 +113,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a long name": ({"control": ["c1"], "workers": ["w" * 64]}, {}, "bad-node-name", "can't be"),
     "misspelt variable": (GOOD, {"w1": {"rocstack_adress": "x"}}, "unknown-key", "did you mean 'rocstack_address'"),
     "mirror": (GOOD, {"w1": {"rocstack_rack_registry": "https://m"}}, "bad-value", "is not a registry"),
+    "one machine twice": ({"control": ["c1"], "workers": ["w1", "w2"]},
+                          {"w1": {"ansible_host": "192.0.2.5"}, "w2": {"ansible_host": "192.0.2.5"}},
+                          "bad-value", "'w1' and 'w2' are one machine"),
 }  # fmt: skip
 
 
@@ -131,6 +134,12 @@ def test_both_roles_and_groups_that_are_not_ours() -> None:
     found = read({"control": ["n1"], "workers": ["n1", "n2"], "storage": ["filer"], "node_exporter": ["n1"]})
     assert [node.name for node in found.nodes] == ["n1", "n2"]
     assert [found.roles(name) for name in ("n1", "n2", "filer")] == [("control", "worker"), ("worker",), ()]
+
+
+@pytest.mark.parametrize("own", [{"ansible_port": 2222}, {"ansible_connection": "local"}, {"ansible_ssh_args": "-J b"}])
+def test_workers_behind_one_address(own: dict[str, Any]) -> None:
+    hosts = {name: {"ansible_host": "192.0.2.5", **more} for name, more in (("w1", {}), ("w2", own))}
+    assert [host.name for host in read({"control": ["w1"], "workers": ["w1", "w2"]}, **hosts).workers] == ["w1", "w2"]
 
 
 def test_a_password_is_not_shown() -> None:

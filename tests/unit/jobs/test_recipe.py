@@ -241,6 +241,7 @@ def test_a_site_changes_the_commands_of_ours_or_of_all(tmp_path: Path) -> None:
         (HEAD + "#\n{{ nodes + p.words }}\n", 7),
         (HEAD + "{% for each in range(10**9) %}\n{% endfor %}\n", 6),
         (HEAD + "{{ recipe.parse_file('/etc/passwd') }}\n", 6),
+        (HEAD + '{% extends "_job" %}\n{% block command %}\nsrun x\n{% endblock %}\n', 7),
     ],
 )
 def test_a_wrong_recipe_is_named_with_its_line(text: str, line: int, tmp_path: Path) -> None:

@@ -147,6 +147,8 @@ def test_a_sites_own_go_first(tmp_path: Path) -> None:
         ("mtu:\n  unit: bytes\n  thresholds:\n    - {least: 9000}\n", None, 4),
         ("# ours\nmtuu: {unit: bytes, thresholds: [{least: 9000, source: x}]}\n", "bad-threshold", 2),
         ("mtu: {unit: kB, thresholds: [{least: 9, source: x}]}\n", "bad-threshold", 1),
+        ("mtu: {unit: bytes, thresholds: [{least: .nan, source: x}]}\n", None, 1),
+        ("mtu:\n  unit: bytes\n  thresholds:\n    - {most: -5, source: x}\n", None, 4),
     ],
 )
 def test_a_sites_file_that_is_wrong_is_refused_with_its_line(

@@ -25,6 +25,7 @@ PLAYBOOK, TASK = "inventory.yml", "Values"
 _ASKED = ("ansible_host", "ansible_port", "ansible_user", "rocstack_address", "rocstack_rack_registry")
 # What Slurm reads as one node: slurm.conf(5), NodeName. Brackets and commas make a list of nodes.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_WAYS = ("ansible_port", "ansible_ssh_port", "ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _RESERVED = ("default", "all")
 _HTTPS = 443
 # Of what Ansible warns of: hosts or variables are not as they were written.
@@ -282,6 +283,7 @@ def of_listing(
         wrong |= _bad_values(ours, rendered, of_host, text, inventory_values.wrong)
     made = {name: _host(name, hosts.get(name, {}), of_host[name]) for name in groups.get("all", ())}
     workers = tuple(made[name] for name in groups[WORKERS])
+    _check_apart(workers, text)
     doubtful = _bad_values(ours, hosts, of_host, text, inventory_values.doubtful)
     return Inventory(path, made[groups[CONTROL][0]], workers, problems, wrong, doubtful)
 
@@ -326,6 +328,19 @@ def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
             raise BadInput.of("node-name-words", text.of(name), name=repr(shown)[1:-1])
         if not is_node_name(name):
             raise BadInput.of("bad-node-name", text.of(name), name=repr(name)[1:-1])
+
+
+def _check_apart(workers: Iterable[InventoryHost], text: InventoryText) -> None:
+    """Refuses two workers on one machine. Ways through jump hosts may look alike and lead elsewhere."""
+    known: dict[tuple[str, ...], str] = {}
+    for host in workers:
+        ways = {key: str(value) for key, value in host.variables.items() if key.startswith("ansible_")}
+        if "{{" in host.host or ways.get("ansible_connection", "ssh") not in ("ssh", "smart"):
+            continue
+        way = (host.host, *(ways.get(key, "") for key in _WAYS))
+        other = known.setdefault(way, host.name)
+        if other != host.name:
+            raise BadInput.of("one-machine", text.of(host.name), one=other, other=host.name, address=host.host)
 
 
 def _check_names(

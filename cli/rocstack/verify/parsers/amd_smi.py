@@ -10,6 +10,7 @@ from rocstack.verify.parsers import bad
 
 T = TypeVar("T")
 NONE = "N/A"
+_ADDRESS = re.compile(r"[0-9a-fA-F]{4,16}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
 # Its warnings, which go before and behind what it answers, may be in brackets, too.
 _BEGINS = re.compile(r"\s*(?:\[\s*(?:[{\]]|$)|\{)")
 
@@ -30,7 +31,10 @@ def gpus(text: str, tool: str = "amd-smi list") -> tuple[str, ...]:
     Raises:
         CheckFailed: it isn't such a list, or is one of errors.
     """
-    return _each(text, tool, lambda row: [str(row["bdf"])])
+    found = _each(text, tool, lambda row: [str(row["bdf"])])
+    if odd := next((each for each in found if not _ADDRESS.fullmatch(each)), None):
+        raise bad(tool, text, f"a GPU has no PCI address ({odd[:20]})", 1)
+    return found
 
 
 def links(text: str, tool: str = "amd-smi topology") -> tuple[SmiLink, ...]:

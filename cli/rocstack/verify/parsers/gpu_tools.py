@@ -17,7 +17,10 @@ _PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
 _PEER_ROW = re.compile(rf"^GPU +(\d+)(?: +->)?((?: +(?:{_NUMBER}|N/A))+)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
 _GPU_ROW = re.compile(rf"^GPU +(\d+)((?: +(?:{_NUMBER}|N/A|-?nan|-?inf))+)$")
+_GPU_HEAD = re.compile(r"^SRC\\DST((?: +GPU +\d+)+)")
+_NO_SPEED = re.compile(r"^GPU +\d+.*\b(?:nan|inf)\b")
 _TEST = re.compile(r"^Test (\d+):")
+_TEST_END = re.compile(r"^Aggregate +\(CPU\)")
 _TRANSFER = re.compile(rf"^Transfer +(\d+) +({_NUMBER}|-?nan|-?inf) GB/s +\S.*\S +\S.*$")
 _BORDERS = str.maketrans(dict.fromkeys("|│┃║", " "))  # of a table's columns; from 1.67 on around it, too
 
@@ -35,8 +38,13 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None
     if ("Average", "GPU") not in speeds or ("Aggregate", "CPU") not in speeds:
         raise bad(tool, text, "it ended before its averages")
     rows: dict[int, list[str]] = {}
+    heads = 0
     for number, line in enumerate(known, 1):
+        if match := _GPU_HEAD.match(line):
+            heads = match[1].count("GPU")
         if match := _GPU_ROW.match(line):
+            if int(match[1]) in rows:
+                raise bad(tool, text, "this GPU has a second row, as of another run", number)
             rows[int(match[1])] = match[2].split()
             if len(rows[int(match[1])]) != len(next(iter(rows.values()))):
                 raise bad(tool, text, "this row of its table is cut off", number)
@@ -44,6 +52,8 @@ def all_to_all(text: str, tool: str = "TransferBench a2a") -> tuple[float | None
                 raise bad(tool, text, "a pair's speed is none", number)
     if not rows:
         raise bad(tool, text, "its table of pairs is missing, or in another form")
+    if heads > len(rows):
+        raise bad(tool, text, f"its table has {len(rows)} rows of {heads} GPUs")
     pairs = {
         (source, target): float(word)
         for source, words in rows.items()
@@ -61,6 +71,8 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[s
     """
     averages: dict[str, dict[str, float]] = {}
     for number, line in enumerate(_lines(text, tool), 1):
+        if _NO_SPEED.match(line):
+            raise bad(tool, text, "a pair's speed is none", number)
         words = match[2].split() if (match := _PEER.match(line)) else []
         if match and len(words) == len(_KINDS):
             try:
@@ -100,7 +112,7 @@ def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]
         CheckFailed: it complains, a test has no transfer, or one whose speed is none.
     """
     tests: dict[int, list[float]] = {}
-    test = 0
+    test, ended = 0, set[int]()
     for number, line in enumerate(_lines(text, tool), 1):
         if match := _TEST.match(line):
             test = int(match[1])
@@ -110,9 +122,13 @@ def configured(text: str, tool: str = "TransferBench") -> dict[int, list[float]]
                 tests[test].append(_finite(match[2]))
             except ValueError:
                 raise bad(tool, text, "a transfer's speed is none", number) from None
+        elif _TEST_END.match(line):
+            ended.add(test)
     for test, speeds in tests.items():
         if not speeds:
             raise bad(tool, text, f"test {test} has no result")
+        if test not in ended:
+            raise bad(tool, text, f"test {test} was cut off before its sum")
     if not tests:
         raise bad(tool, text, "no test was run")
     return tests
@@ -149,7 +165,8 @@ def parse_babelstream(text: str, tool: str = "hip-stream") -> dict[str, float]:
             scale = _GB[match[1] or match[2]]
         elif scale and (match := _ROW.match(line)):
             try:
-                speeds[match[1]] = round(_finite(match[2]) * scale, 6)
+                speed = round(_finite(match[2]) * scale, 6)
+                speeds[match[1]] = min(speed, speeds.get(match[1], speed))  # of two runs the slower
             except ValueError:
                 raise bad(tool, text, "this row isn't understood", number) from None
     missing = [name for name in FUNCTIONS if name not in speeds]
@@ -186,7 +203,9 @@ def parse_rocblas(text: str, tool: str = "rocblas-bench") -> float:
     try:
         if len(words) > len(names):  # as where a comma stands for the point
             raise ValueError
-        gflops, *_ = [_finite(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
-        return gflops / 1e3
+        numbers = [_finite(row[name]) for name in (_SPEED, _TIME, "M", "N", "K")]  # with these the row is whole
+        if min(numbers[1:]) <= 0:  # no time, or no work
+            raise ValueError
+        return numbers[0] / 1e3
     except (KeyError, ValueError):
         raise bad(tool, text, "this row isn't understood", at + 1) from None

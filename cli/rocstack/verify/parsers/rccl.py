@@ -95,12 +95,15 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     """
     fields: dict[str, str] = {}
     ranks: set[str] = set()
+    out_of_bounds = end = 0
     started: list[tuple[int, list[str]]] = []
     for number, raw in enumerate(lines(text), 1):
         line = _PREFIXES.sub("", raw).strip()
         for key, pattern in _FIELDS.items():
             if match := pattern.search(line):
                 fields[key] = match[1]
+                out_of_bounds = max(out_of_bounds, int(match[1])) if key == "bounds" else out_of_bounds
+                end = number if key == "average" else end
         if match := _RANK.match(line):
             ranks.add(match[1])
         own = without_rccl(line).strip()
@@ -119,8 +122,9 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         raise bad(tool, text, "no size was measured")
     if "average" not in fields:
         raise bad(tool, text, f"it ended after {len(rows)} sizes, before its average")
-    tests, library, out_of_bounds = fields.get("tests", ""), fields.get("library", ""), int(fields.get("bounds", 0))
-    return Collective(tests, library, len(ranks), tuple(rows), out_of_bounds)
+    if started[-1][0] > end:
+        raise bad(tool, text, "a table after its average was cut off", started[-1][0])
+    return Collective(fields.get("tests", ""), fields.get("library", ""), len(ranks), tuple(rows), out_of_bounds)
 
 
 def without_rccl(line: str) -> str:
@@ -142,7 +146,7 @@ def _timing(words: list[str]) -> Timing:
     wrong = None if words[3] == "N/A" else float(words[3])
     if not (math.isfinite(busbw) and busbw >= 0):  # a division by nothing is no speed, and would meet any threshold
         raise ValueError
-    if wrong is not None and not math.isfinite(wrong):
+    if wrong is not None and not (math.isfinite(wrong) and wrong >= 0):
         raise ValueError
     if re.match(r"0\d", words[3]):  # a node's name that begins with a digit was behind it
         raise ValueError

@@ -8,7 +8,8 @@ from rocstack.verify.parsers import bad, lines
 _HEADER = re.compile(r"#bytes.*BW average\[(\w+)/sec\]")
 _COLUMN = re.compile(r"#\w+|BW (?:peak|average|Port\d)|MsgRate(?: Port\d)?|CPU_Util|(?<![^\s\[])[^\s\[]+\[[^\s\[\]]+\]")
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|-?nan|-")
-_NOISE = re.compile(r"conflicting cpu frequency|^warning|cpu frequency is not max", re.IGNORECASE)
+_NOISE = re.compile(r"conflicting cpu frequency|^(?:libibverbs: )?warning|cpu frequency is not max", re.IGNORECASE)
+_FAILED = re.compile(r"^(?:Failed status|Completion with error)\b")  # also behind a table, of a run that followed
 _MIB = 1024 * 1024 * 8 / 1e9
 _GB = {"Gb": 1.0, "MB": _MIB, "MiB": _MIB}  # perftest's MB is 2^20 bytes, which it calls MiB since July 2026
 
@@ -30,6 +31,8 @@ def parse_perftest(text: str, tool: str = "ib_write_bw") -> list[tuple[int, floa
             columns = _COLUMN.findall(line)
             if not scale:
                 raise bad(tool, text, "this unit isn't known", number)
+        elif ended and _FAILED.match(line):
+            raise bad(tool, text, "a transfer failed after its table", number)
         elif scale and line.startswith("----"):
             ended = True
         elif not scale or ended or not line or _NOISE.search(line):
@@ -70,12 +73,13 @@ def check_pingpong(text: str, tool: str = "ibv_rc_pingpong") -> None:
     Raises:
         CheckFailed: it didn't come to its end, or what arrived isn't what was sent (-c).
     """
-    ends, carried, repeated = set[str](), False, False
+    ends, carried, repeated, failed = set[str](), False, False, False
     for number, line in enumerate(lines(text), 1):
         if _INVALID.search(line):
             raise bad(tool, text, "what arrived isn't what was sent", number)
+        failed = failed or line.startswith("Failed status")
         if end := _END.search(line):
             ends.add(end[1])
         carried, repeated = carried or bool(_CARRIED.search(line)), repeated or bool(_REPEATED.search(line))
-    if not (carried and repeated) or len(ends) < 2:
+    if failed or not (carried and repeated) or len(ends) < 2:
         raise bad(tool, text, "the two ends didn't come to a result" if ends else "it didn't begin")

@@ -24,7 +24,7 @@ _BOTH = re.compile(r"bidirectional: ?true|h2d::true d2h::true")
 _NO_LINK = re.compile(r"^p2p .*distance: ?-1\b")  # though the driver lets one GPU read the other's memory
 _PCIE_HOP = re.compile(r"^p2p .*distance: ?\d+ (?:.* )?PCIe:")
 # Meets a target of zero; or is what C++ makes of an infinite number, which meets any.
-_NO_WORK = re.compile(r"\bGFLOPS (?:0(?:\.0+)?|\d{10,}(?:\.\d+)?) Target GFLOPS:")
+_NO_WORK = re.compile(r"\bGFLOPS (?:0(?:\.0+)?|\d{10,}(?:\.\d+)?|-?nan|-?inf) Target GFLOPS:")
 _NO_TARGET = re.compile(r"Target GFLOPS: 0(?:\.0+)? met: ?TRUE", re.IGNORECASE)
 # RVS has no word for a memory test that failed: each GPU says that a test begins, and PASS where it found no error.
 _TEST_BEGINS = re.compile(r"^mem +Test +(\d+)(?: \[|: (?!elapsedtime))")

@@ -1,5 +1,6 @@
 """Ranks that meet, that don't come, and that start again in a store which still knows the dead ones."""
 
+import errno
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from rocstack_trainer import errors
 from rocstack_trainer.config import DiLoCo
 from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.rank import Rank, split
-from rocstack_trainer.ranks import launch
+from rocstack_trainer.ranks import connect, launch
 from rocstack_trainer.report import wire
 
 HERE = Rank(backend="gloo", device="cpu")
@@ -69,6 +70,28 @@ def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
         assert isinstance(error, PeerLostError)
         assert "rank 1 of 3 didn't come within 3 s" in str(error)
         assert socket.gethostname() in str(error)
+
+
+def doubled(rank: Rank) -> None:
+    total(replace(rank, rank=min(rank.rank, 1)), "", 3)
+
+
+def test_two_of_one_number_are_not_taken_for_all() -> None:
+    """As many as there should be had come, and the missing one was waited for without a word."""
+    for error in ranks(3, doubled):
+        assert isinstance(error, PeerLostError)
+        assert "rank 2 of 3 didn't come within 3 s" in str(error)
+
+
+def ended(rank: Rank) -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert connect.serve("127.0.0.1", listening, 30)
+    return socket.socket().connect_ex(("127.0.0.1", port))
+
+
+def test_where_a_store_was_nobody_listens() -> None:
+    assert ranks(1, ended) == [errno.ECONNREFUSED]
 
 
 def closed_port() -> int:

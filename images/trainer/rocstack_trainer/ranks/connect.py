@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,7 @@ def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
     own, port = listening.getsockname()[:2]
     # With libuv a request costs the same with two thousand ranks as with two. Debian's PyTorch is built without.
     for libuv in (True, False):
+        descriptor = os.dup(listening.fileno())
         try:
             store = TCPStore(
                 name if own in ANYWHERE else own,
@@ -72,13 +74,15 @@ def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
                 is_master=True,
                 wait_for_workers=False,  # `meet` does, and says who is missing
                 timeout=timedelta(seconds=timeout_s),
-                master_listen_fd=os.dup(listening.fileno()),
+                master_listen_fd=descriptor,
                 use_libuv=libuv,
             )
             break
         except RuntimeError:
             if not libuv:
                 raise
+            with suppress(OSError):  # it hasn't taken it over: whoever came after the store's end would wait here
+                os.close(descriptor)
     listening.close()
     return _corner(store)
 

@@ -169,15 +169,16 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
 def _await(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> tuple[int, str, str]:
     """Rank 0's part: how many didn't come, and what to say of them; an address outside of the loopback's. Short: with
     the hosts of all, each rank would read as much as there are ranks."""
-    deadline, answered, came = time.monotonic() + timeout_s, 0, 0
-    while came < world and time.monotonic() < deadline:
+    deadline, answered, whole = time.monotonic() + timeout_s, 0, False
+    keys = [f"here/{rank}" for rank in range(world)]
+    while not whole and time.monotonic() < deadline:
         asked = group.add("tickets", 0)
         for ticket in range(answered + 1, asked + 1):  # of dead ranks too: nobody reads those
             group.set(f"ticket/{ticket}", attempt)
-        answered, came = asked, corner.add("came", 0)
+        answered, whole = asked, corner.add("came", 0) >= world and corner.check(keys)  # two may have one number
         time.sleep(0.02)
-    there = [rank for rank in range(world) if came == world or corner.check([f"here/{rank}"])]
-    hosts = [host.decode().partition(" ") for host in corner.multi_get([f"here/{rank}" for rank in there])]
+    there = [rank for rank, key in enumerate(keys) if whole or corner.check([key])]
+    hosts = [host.decode().partition(" ") for host in corner.multi_get([keys[rank] for rank in there])]
     outside = next((own for _, _, own in hosts if own and not own.startswith("127.")), "")
     missing = sorted({*range(world)} - {*there})
     fault = (

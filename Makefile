@@ -23,7 +23,7 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 	@cli/demo.sh
 
 test: setup lint ## lint and all tests but the slow ones
-	$(BIN)/pytest -m "not slow" -n 2 tests/unit $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not slow" -n 3 tests/unit $(PYTEST_ARGS)
 	tests/programs.sh
 	$(BIN)/pytest -m "not slow" -n 4 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 

@@ -91,11 +91,13 @@ def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         cluster.close()
 
 
-def wait(ready: Callable[[], object], what: str | Callable[[], str], seconds: float = 180) -> None:
+def wait(
+    ready: Callable[[], object], what: str | Callable[[], str], seconds: float = 180, pause_s: float = 0.2
+) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what() if callable(what) else what}"
-        time.sleep(0.2)
+        time.sleep(pause_s)
 
 
 def weights(text: str) -> str:
@@ -117,9 +119,11 @@ def test_four_ranks_on_two_nodes(site: Site, uninterrupted: subprocess.Completed
     assert weights(said)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_step_and_the_same_command_goes_on(
     site: Site, uninterrupted: subprocess.CompletedProcess[str]
 ) -> None:
+    """As the check training-restart does it in test_verify, on a deployed cluster; here with the words of srun."""
     command = ["docker", "exec", site.control.name, *SRUN, *site.train("killed")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         wait(lambda: 6 in site.steps("killed"), "six steps")
@@ -143,10 +147,10 @@ def test_a_job_at_its_limit_and_a_preempted_one_save_first_and_go_on_later(
     job = site.submit("batch", "--checkpoint.requeue=true")
     wait(lambda: 5 in site.steps("batch"), "five steps")
     site.said("scancel", "--signal=USR1", job)
-    wait(lambda: site.job(job, "Restarts") == "1", lambda: f"requeued\n{site.log('batch')}")
+    wait(lambda: site.job(job, "Restarts") == "1", lambda: f"requeued\n{site.log('batch')}", pause_s=1)
     wait(lambda: 10 in site.steps("batch"), lambda: f"ten steps\n{site.log('batch')}")
     site.said("srun", "--partition=urgent", "-N2", "-n2", "--exclusive", "true")
-    wait(lambda: site.job(job, "JobState") == "COMPLETED", lambda: f"completed\n{site.log('batch')}")
+    wait(lambda: site.job(job, "JobState") == "COMPLETED", lambda: f"completed\n{site.log('batch')}", pause_s=2)
     log = site.log("batch")
     assert site.job(job, "Restarts") == "2"
     assert f"requeue: job {job} is in the queue again" in log

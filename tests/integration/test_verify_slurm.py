@@ -166,6 +166,7 @@ def test_priorities_that_count_for_nothing(deployed: DeployedCluster, tmp_path: 
         assert red(verify(deployed, tmp_path, SCHEDULING)) == {"scheduling": {""}}
 
 
+@pytest.mark.slow
 def test_limits_that_are_not_enforced(deployed: DeployedCluster, tmp_path: Path) -> None:
     with slurm_conf(deployed, "s/^AccountingStorageEnforce=.*/AccountingStorageEnforce=associations/"):
         assert red(verify(deployed, tmp_path, SCHEDULING)) == {"qos": {""}}

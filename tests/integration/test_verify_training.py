@@ -95,6 +95,7 @@ def test_a_rank_with_other_weights(deployed: DeployedCluster, tmp_path: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_a_shard_that_two_ranks_have(deployed: DeployedCluster, tmp_path: Path) -> None:
     with faulty(deployed, "data/samples.py", ANOTHER_SHARD, "n2"):
         found = verify(deployed, tmp_path)

@@ -100,7 +100,7 @@ def bnxt_releases(node: NodeProfile) -> Iterator[Values]:
 
 def _release(version: str) -> str:
     """bnxt_en says 1.10.3-235.2.86.0 where bnxt_re says 235.2.86.0."""
-    match = re.search(r"\d+(?:\.\d+){3}$", version)
+    match = re.search(r"(?<!\d)\d+(?:\.\d+){3}$", version)
     return match[0] if match else version
 
 

@@ -211,7 +211,8 @@ def _ethtool(rec: Recording, netdevs: Iterable[str]) -> dict[str, str]:
     for name in netdevs:
         answer = rec.commands.get(f"ethtool -i {name}")
         if answer and answer.code == 0:
-            return dict(re.findall(r"^([a-z-]+): *(\S.*?) *$", answer.out, re.MULTILINE))
+            rows = (line.partition(":") for line in answer.out.splitlines())
+            return {key: value.strip() for key, _, value in rows if re.fullmatch("[a-z-]+", key) and value.strip()}
     return {}
 
 

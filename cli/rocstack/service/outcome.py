@@ -79,4 +79,5 @@ def _end(status: str, job: SlurmJob) -> str:
     if status == "cancelled":
         return "cancelled"
     how = f", by signal {job.signal}" if job.signal else f", exit code {job.exit_code}" if job.exit_code else ""
-    return _WORDS.get(job.state, f"Slurm says {job.state}") + how
+    # Where Slurm ended it, its code says only that.
+    return _WORDS.get(job.state, f"Slurm says {job.state}") + (how if job.state == "FAILED" else "")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
 from rocstack.base import document, paths
@@ -117,7 +117,7 @@ def driver_release(module: str | None) -> str | None:
         return releases[module]
     try:
         return module if module and Version(module) < min(map(Version, releases)) else None
-    except InvalidVersion:
+    except ValueError:  # also of a number with thousands of digits
         return None
 
 

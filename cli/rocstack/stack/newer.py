@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from rocstack.base.words import Value
 from rocstack.stack import coherence, rules
@@ -212,7 +212,7 @@ def newer_than(version: str, available: Iterable[str]) -> list[str]:
         try:
             if Version(text) > Version(version):
                 found.append((Version(text), text))
-        except InvalidVersion:
+        except ValueError:
             continue
     return [text for _, text in sorted(found, reverse=True)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import AfterValidator, model_validator
 
 from rocstack.base import finding_texts, paths
@@ -190,6 +190,6 @@ def upstream(text: str) -> Version | None:
     bare = bare.partition("+")[0].replace("~", "")
     try:
         return Version(bare)
-    except InvalidVersion:
-        leading = re.match(r"[0-9]+(\.[0-9]+)*", bare)
+    except ValueError:  # also of a number with thousands of digits
+        leading = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*(?![0-9])", bare)
         return Version(leading[0]) if leading else None

@@ -102,7 +102,7 @@ def test_the_adapter_is_pefts_own(straight: Path, base: Path) -> None:
     assert (straight / "adapter/tokenizer_config.json").exists()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 def test_a_killed_run_ends_with_the_same_bits(
     straight: Path, base: Path, talks: Path, tmp_path: Path, dropout: float
 ) -> None:

@@ -48,7 +48,9 @@ def test_a_last_step_that_can_not_be_saved_is_said_once_and_the_rest_is_told(dis
     assert curves.read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize(("number", "asked"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+@pytest.mark.parametrize(
+    ("number", "asked"), [(signal.SIGUSR1, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow)]
+)
 def test_slurms_signal_reaches_the_ranks_as_it_is(tmp_path: Path, monkeypatch, number: int, asked: bool) -> None:
     """SIGUSR1 asks for a place in the queue, SIGTERM (a preemption, or scancel) doesn't."""
     (scontrol := tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $@ >>{tmp_path}/asked\n")

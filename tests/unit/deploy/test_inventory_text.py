@@ -201,6 +201,7 @@ DOUBTFUL = {
     "a shell": ("ansible_shell_type: powershel", "is no shell that Ansible has: did you mean 'powershell'?"),
     "a user of two lines": ('ansible_user: "a\\nb"', "is not the name of a user"),
     "a user that is an option": ("ansible_user: -oProxyCommand=x", "is not the name of a user"),
+    "a user that is a number": ("ansible_user: 0", "is not the name of a user"),
     "a quote": ("ansible_ssh_common_args: '-o \"A=b'", "of w2 has an open quote"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded_nodes import KINDS, PROFILE
 
+from rocstack.base import finding_texts
+from rocstack.doctor import nodes
 from rocstack.nic.elf import read_libibverbs, read_provider
 from rocstack.node.collect_commands import COMMANDS
 from rocstack.node.parse import parse
@@ -73,11 +76,18 @@ def test_anything_may_be_missing_or_point_anywhere(name: str, data: st.DataObjec
     hold(replace(rec, files=kept, links=links, _children={}))
 
 
-def test_a_long_run_of_digits_is_no_work() -> None:
-    """Each of them was taken for the beginning of a version: a megabyte that one node says held all of them up."""
-    digits = "0" * 300_000
-    answers = {command: RecordedAnswer(0, digits) for command in COMMANDS}
-    hold(Recording(host="n1", files={"/opt/rocm/.info/version": digits}, commands=answers))
+@pytest.mark.parametrize("text", ["0" * 100_000, "0." * 50_000, "version: x" + " " * 100_000 + "y", "a" * 100_000])
+def test_a_long_text_is_looked_at_once(text: str) -> None:
+    """What one node says, patterns that try each of its letters to the end looked at for hours; and a number of
+    thousands of digits is no version."""
+    rec, files = CASES["mi300x-thor2"], {"/opt/rocm/.info/version": text, "/etc/libibverbs.d/x.driver": text}
+    kinds = {re.sub("[0-9a-f]+", "#", path): path for path in rec.files}  # one file of each kind
+    answers = {line: RecordedAnswer(0, text) for line in (*COMMANDS, *rec.commands)}
+    said = replace(
+        rec, files={**rec.files, **dict.fromkeys(kinds.values(), text), **files}, commands=answers, _children={}
+    )
+    hold(said)
+    nodes.examine([parse(said, KINDS, read_library)], finding_texts.table())
 
 
 names = st.text(alphabet=st.characters(exclude_characters="/"), max_size=8)

@@ -254,6 +254,10 @@ async def test_what_is_waited_for_and_what_failed_is_said_in_the_list(site: Site
     shown = (await page.get("/jobs")).text
     assert "a job with a higher priority took its place" in shown
     assert ">failed<" in shown
+    await started(site)
+    code = {"return_code": {"set": True, "infinite": False, "number": 143}, "signal": {}}
+    slurm.set(101, "TIMEOUT", exit_code=code)
+    assert re.search(r"it reached its time limit\s*<", (await page.get("/jobs")).text), "its code says no more"
 
 
 async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> None:

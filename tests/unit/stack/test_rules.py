@@ -243,7 +243,7 @@ def test_upstream_part(text: str, expected: str) -> None:
     assert rules.upstream(text) == Version(expected)
 
 
-@pytest.mark.parametrize("text", ["", "unknown", "-", "+", "~", "gfx942"])
+@pytest.mark.parametrize("text", ["", "unknown", "-", "+", "~", "gfx942", "9" * 5000])
 def test_no_version(text: str) -> None:
     assert rules.upstream(text) is None
 

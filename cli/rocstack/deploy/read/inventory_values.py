@@ -140,7 +140,7 @@ def doubtful(variable: str, value: Any) -> str | None:
     if variable in _CHOICES and "." not in text:
         noun, known = _CHOICES[variable]
         return None if text in known else f"is no {noun} that Ansible has{hinted(text, known)}"
-    if variable in _USERS and re.search(r"^-|\s|[\x00-\x1f\x7f]", text):
+    if variable in _USERS and re.search(r"^-|^\d+$|\s|[\x00-\x1f\x7f]", text):
         return "is not the name of a user"
     if variable in _ARGUMENTS and not _splits(text):
         return "has an open quote"

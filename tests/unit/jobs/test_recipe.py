@@ -218,7 +218,8 @@ def test_a_site_has_its_own_recipes(tmp_path: Path) -> None:
 
 def test_a_recipe_fills_blocks_of_another_one(tmp_path: Path) -> None:
     block = "{{% block {} %}}\n{}\n{{% endblock %}}\n"
-    folder = own(tmp_path, HEAD + '{% extends "_job" %}\n' + block.format("commands", "load\n" + block.format("run", "")))
+    commands = block.format("commands", "load\n" + block.format("run", ""))
+    folder = own(tmp_path, HEAD + '{% extends "_job" %}\n' + commands)
     (folder / "recipes/ours.sbatch.j2").write_text(HEAD + '{% extends "own" %}\n' + block.format("run", "srun x"))
     text = recipes.script(recipes.find("ours", folder), JobRequest(), folder)
     assert text.split()[-3:] == ["load", "srun", "x"]

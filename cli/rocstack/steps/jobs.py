@@ -235,10 +235,10 @@ def log(job: str, options: JobOptions = JobOptions(), *, follow: bool = False) -
 
 def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
     """As `log`."""
-    record, pause = control.record(job), EVERY_S
-    while follow and not record.over and not record.where:
+    (record, over), pause = _looked(control, job) if follow else (control.record(job), True), EVERY_S
+    while follow and not over and not record.where:
         pause = _rest(pause)
-        record = control.record(job)
+        record, over = _looked(control, job)
     file, offset, left = control.log(record), 0, SETTLE
     text = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while True:
@@ -247,14 +247,22 @@ def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
         yield text.decode(piece)
         if len(piece) == remote.PIECE:
             continue
-        if not follow or (record.over and (left <= 0 or (record.state == "COMPLETED" and not piece))):
+        if not follow or (over and (left <= 0 or (record.state == "COMPLETED" and not piece))):
             return
-        if record.over:
+        if over:
             left -= 1
             time.sleep(EVERY_S)
         else:
             pause = _rest(EVERY_S if piece else pause)
-            record = control.record(job)
+            record, over = _looked(control, job)
+
+
+def _looked(control: SlurmControl, job: str) -> tuple[JobRecord, bool]:
+    """And whether it is over. Of one that goes back into the queue accounting has the end until it is there."""
+    record = control.record(job)
+    if record.state not in ("PREEMPTED", "NODE_FAIL"):
+        return record, record.over
+    return record, all(each.state in slurm.ENDED for each in control.queue(record.user) if each.id == job)
 
 
 def _rest(seconds: float) -> float:

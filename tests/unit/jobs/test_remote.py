@@ -162,7 +162,7 @@ def test_the_marks_of_two_questions_about_the_queue_differ(monkeypatch: pytest.M
 
 def test_a_job_that_says_nothing_is_looked_at_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look costs two connections, and Slurm's database a question: many people follow jobs for hours."""
-    states = chain(["PENDING"] * 2, ["RUNNING"] * 40, repeat("COMPLETED"))
+    states = chain(["PENDING"] * 2, ["RUNNING"] * 40, repeat("FAILED"))
     texts = chain([b"a"], [b""] * 30, [b"b"], repeat(b""))
     slept: list[float] = []
 

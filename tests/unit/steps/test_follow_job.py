@@ -23,6 +23,7 @@ class LoggedControl:
     pieces: list[bytes]
     looks: int = 0
     asked: list[Path] = field(default_factory=list)
+    queued: list[str] = field(default_factory=list)
 
     def pools(self) -> list[Pool]:
         return [Pool("train", 2, "infinite", 8, True, "mi300x")]
@@ -47,6 +48,9 @@ class LoggedControl:
         return SimpleNamespace(
             id=job, state=state, over=over, ok=state == "COMPLETED" or not over, exit_code=0, **shown, **more
         )
+
+    def queue(self, user: str) -> list[Any]:
+        return [SimpleNamespace(id="7", state=self.queued.pop(0))]
 
     def log(self, record: Any) -> Any:
         return SimpleNamespace(read=self._read, end=lambda: "")
@@ -80,6 +84,16 @@ def test_a_job_that_was_done_is_looked_at_until_nothing_is_new() -> None:
 def test_a_job_that_is_ended_may_speak_after_a_pause(state: str) -> None:
     control = LoggedControl(["RUNNING", state], [b"begun\n", b"", b"saved\n"])
     assert shown(control) == "begun\nsaved\n"
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "NODE_FAIL"])
+def test_a_job_on_its_way_back_into_the_queue_is_followed(state: str) -> None:
+    """Accounting has its end until it is queued again: some seconds, or as long as its nodes take to be clean."""
+    control = LoggedControl(["RUNNING", *[state] * 9, "COMPLETED"], [b"a\n", *[b""] * 9, b"b\n"])
+    control.queued = ["COMPLETING"] * 8 + ["PENDING"]
+    assert shown(control) == "a\nb\n"
+    ended = LoggedControl(["RUNNING", state], [b"a\n"], queued=["COMPLETING", state])
+    assert shown(ended) == "a\n"
 
 
 def test_the_way_to_slurm_is_looked_for_once(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_the_fields_are_all_there() -> None:
     used = {*stack.Stack.model_fields, *stack.ComponentChoice.model_fields, *stack.AptRepository.model_fields}
     used |= {*component.NicProfile.model_fields, *component.Way.model_fields, *component.Component.model_fields}
     used |= {*component.Packages.model_fields, *stack.AptSuite.model_fields, *stack.SourceArchive.model_fields}
-    not_text = {"asked", "release", "dscp", "env", "plugin", "after"}
+    not_text = {"asked", "release", "dscp", "env", "plugin", "after", "below_nic"}
     not_text |= {"layers", "needs", "roles", "alternatives", "budget_mb", "disk_mb", "priority", "name", "method"}
     assert used - names - not_text <= {
         "provided",

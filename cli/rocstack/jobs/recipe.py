@@ -257,10 +257,16 @@ def script(recipe: Recipe, request: JobRequest, overlay: Path | None = None) -> 
 
 def _check_blocks(environment: Sandbox, files: Mapping[str, TemplateFile], name: str) -> None:
     """Refuses a block that no script has: its commands would be left out without a word."""
-    own = environment.parse(files[name].body)
-    if not any(isinstance(node, nodes.Extends) for node in own.body):
+    own = environment.parse(files[name].body, name)
+    known, tree, parents = set[str](), own, set(files) - {name}
+    while parent := next((node.template for node in tree.body if isinstance(node, nodes.Extends)), None):
+        if not isinstance(parent, nodes.Const) or parent.value not in parents:
+            return  # Jinja says what is wrong with it
+        parents.remove(parent.value)
+        tree = environment.parse(files[parent.value].body, parent.value)
+        known |= {block.name for block in tree.find_all(nodes.Block)}
+    if tree is own:
         return
-    known = {block.name for block in environment.parse(files[BASE].body).find_all(nodes.Block)}
     for block in (node for node in own.body if isinstance(node, nodes.Block)):
         if block.name not in known:
             at = Where(str(files[name].path), files[name].body_line + block.lineno - 1)

@@ -67,9 +67,9 @@ def cut(rows: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, 
         NotThere: `after` is none of them.
     """
     ids = [row["id"] for row in rows]
-    if after is not None and after not in ids:  # whoever walks through the pages would begin again, without end
+    if after and after not in ids:  # whoever walks through the pages would begin again, without end
         raise NotThere.of("no-such-after", after=visible(after[:64])).about("after")
-    start = ids.index(after) + 1 if after is not None else 0
+    start = ids.index(after) + 1 if after else 0
     return page(rows[start : start + limit], start + limit < len(rows))
 
 

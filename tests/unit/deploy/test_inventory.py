@@ -142,6 +142,12 @@ def test_workers_behind_one_address(own: dict[str, Any]) -> None:
     assert [host.name for host in read({"control": ["w1"], "workers": ["w1", "w2"]}, **hosts).workers] == ["w1", "w2"]
 
 
+def test_workers_behind_gates_of_their_own() -> None:
+    way = {"ansible_host": "192.0.2.5", "ansible_ssh_common_args": "-J gate-{{ inventory_hostname }}"}
+    found = read({"control": ["w1"], "workers": ["w1", "w2"]}, w1=way, w2=way)
+    assert [host.name for host in found.workers] == ["w1", "w2"]
+
+
 def test_a_password_is_not_shown() -> None:
     found = read(GOOD, w1={"ansible_become_password": "s3cret", "ansible_host": "192.0.2.5"})
     assert "s3cret" not in repr(found)

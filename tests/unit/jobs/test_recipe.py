@@ -216,6 +216,15 @@ def test_a_site_has_its_own_recipes(tmp_path: Path) -> None:
     assert text.splitlines()[-1] == "srun x c 'd e'"
 
 
+def test_a_recipe_fills_blocks_of_another_one(tmp_path: Path) -> None:
+    block = "{{% block {} %}}\n{}\n{{% endblock %}}\n"
+    commands = block.format("commands", "load\n" + block.format("run", ""))
+    folder = own(tmp_path, HEAD + '{% extends "_job" %}\n' + commands)
+    (folder / "recipes/ours.sbatch.j2").write_text(HEAD + '{% extends "own" %}\n' + block.format("run", "srun x"))
+    text = recipes.script(recipes.find("ours", folder), JobRequest(), folder)
+    assert text.split()[-3:] == ["load", "srun", "x"]
+
+
 def test_a_site_changes_the_commands_of_ours_or_of_all(tmp_path: Path) -> None:
     folder = own(
         tmp_path, '{% extends "_job" %}\n{% block commands %}\nmine {{ p.config }}\n{% endblock %}\n', "trainer"

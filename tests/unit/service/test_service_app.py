@@ -364,6 +364,7 @@ async def test_the_stock_client(site: Site, slurm: FakeSlurmrestd) -> None:
         with pytest.raises(openai.NotFoundError) as refused:  # what walks through pages would never end
             await walk(job.id, after="ftevent-x")
         assert (refused.value.code, refused.value.param) == ("no-such-after", "after")
+        assert (await walk(job.id, after="")).object == "list"  # of a script's empty variable: from the beginning
     with pytest.raises(openai.BadRequestError):
         await client.files.create(file=("a.jsonl", b"no"), purpose="fine-tune")
     soon = {"anchor": "created_at", "seconds": 3600}

@@ -335,9 +335,9 @@ def _check_apart(workers: Iterable[InventoryHost], text: InventoryText) -> None:
     known: dict[tuple[str, ...], str] = {}
     for host in workers:
         ways = {key: str(value) for key, value in host.variables.items() if key.startswith("ansible_")}
-        if "{{" in host.host or ways.get("ansible_connection", "ssh") not in ("ssh", "smart"):
-            continue
         way = (host.host, *(ways.get(key, "") for key in _WAYS))
+        if "{{" in "".join(way) or ways.get("ansible_connection", "ssh") not in ("ssh", "smart"):
+            continue
         other = known.setdefault(way, host.name)
         if other != host.name:
             raise BadInput.of("one-machine", text.of(host.name), one=other, other=host.name, address=host.host)

@@ -37,7 +37,7 @@ class Update:
         return int(found[1])
 
     def comes_to_the_middle(self) -> None:
-        until(lambda: self.received() > self.began + MID or self.process.poll() is not None, 120)
+        until(lambda: self.received() > self.began + MID or self.process.poll() is not None, 120, most_s=0.2)
         assert self.process.poll() is None, self.process.communicate()
 
     def end(self, code: int) -> dict[str, object]:
@@ -133,7 +133,7 @@ def test_a_person_stops_it_twice(deployed: DeployedCluster, update: Update) -> N
 
     again = deployed.workspace.start("deploy", "--resume", "--json", *AT_ONCE)
     log = deployed.workspace.folder / ".rocstack/deploy/ansible.log"
-    until(lambda: "TASK [Containers]" in log.read_text(), 90)  # the workers are being replaced
+    until(lambda: "TASK [Containers]" in log.read_text(), 90, most_s=0.2)  # the workers are being replaced
     again.send_signal(signal.SIGINT)
     _, err = again.communicate(timeout=60)
     assert again.returncode == 130, err

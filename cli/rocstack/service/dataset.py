@@ -61,6 +61,7 @@ def _row(line: bytes) -> dict[str, Any]:
         raise _Wrong(f"it has more than {LONGEST >> 20} MiB")
     try:
         row = json.loads(line.decode("utf-8"), parse_constant=_no_number)
+        half = b"\\u" in line and _has_half(row)
     except UnicodeDecodeError as error:
         raise _Wrong(f"no UTF-8 at byte {error.start + 1}") from None
     except RecursionError:
@@ -71,12 +72,12 @@ def _row(line: bytes) -> dict[str, Any]:
         raise _Wrong(str(error)[:200]) from None
     if not isinstance(row, dict):
         raise _Wrong("no JSON object")
-    if b"\\u" in line and _has_half(row):
+    if half:
         raise _Wrong("it has half of a character (\\ud800 to \\udfff without its other half)")
     return row
 
 
-def _has_half(row: dict[str, Any]) -> bool:
+def _has_half(row: Any) -> bool:
     """JSON can say what no UTF-8 can, and no tokenizer takes."""
     try:
         json.dumps(row, ensure_ascii=False).encode()

@@ -218,7 +218,7 @@ async def _read(answer: httpx.Response, method: str) -> dict[str, Any]:
         raise Away.of("slurm-away")
     try:
         large = len(answer.content) > LARGE
-        said = await anyio.to_thread.run_sync(from_json, answer.content) if large else from_json(answer.content)
+        said = await anyio.to_thread.run_sync(_said, answer.content) if large else _said(answer.content)
     except ValueError:
         said = None
     if answer.status_code == 401:
@@ -242,6 +242,11 @@ async def _read(answer: httpx.Response, method: str) -> dict[str, Any]:
             [text(each.get("message")) for each in failed], tuple(whole(each.get("code")) for each in failed)
         )
     return said
+
+
+def _said(data: bytes) -> Any:
+    """Names that people gave their jobs stand in it as they are, and some are no UTF-8."""
+    return from_json(data.decode(errors="replace"))
 
 
 def _error(errors: list[dict[str, Any]], numbers: tuple[int, ...], method: str) -> ServiceError | AnswerLost:

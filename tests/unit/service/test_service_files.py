@@ -102,6 +102,12 @@ def test_whatever_a_file_has_it_is_refused_in_words_or_trains(rows: list[bytes])
     assert found is None or found.samples > 0
 
 
+def test_no_depth_is_read_that_cannot_be_written() -> None:
+    for depth in range(900, 1001):
+        with suppress(RequestRefused):
+            dataset.check([b'{"text": "\\u0041", "more": %b%b}' % (b"[" * depth, b"]" * depth)])
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("../../etc/passwd", "passwd"), ("C:\\x\\a.jsonl", "a.jsonl"), ("<b>.jsonl", "<b>.jsonl"), ("ü.jsonl", "ü.jsonl")],

@@ -167,6 +167,18 @@ async def test_a_submission_whose_answer_got_lost_is_not_sent_twice(site: Site, 
     assert len(slurm.submitted) == 1
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"\xed\xa0\x80"])
+async def test_a_name_that_is_no_text_harms_nobody(site: Site, slurm: FakeSlurmrestd, name: bytes) -> None:
+    """squeue of Slurm 24.11.5 said such a name in JSON as it is; one person's stood in everybody's way."""
+    assert (await site.of("bob").post("/v1/jobs", json=MINE)).status_code == 200
+    slurm.jobs[100]["name"] = name.decode(errors="surrogateescape")
+    slurm.lose = 1  # so that all jobs are asked for
+    made = (await site.of("alice").post("/v1/jobs", json=MINE)).json()
+    assert (made["status"], made["slurm_job"]) == ("queued", 101)
+    slurm.set(100, "RUNNING")
+    assert (await site.of("bob").get("/v1/jobs")).json()["data"][0]["status"] == "running"
+
+
 @pytest.mark.parametrize("away", ["down", "controller_down"])
 async def test_what_cannot_be_handed_over_is_kept_and_sent_later(site: Site, slurm: FakeSlurmrestd, away: str) -> None:
     alice = site.of("alice")

@@ -131,7 +131,11 @@ async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, t
     started = await page.post("/servers", data={"model": BASE, "time": "1h"})
     assert (started.status_code, started.headers["location"]) == (303, "/try?model=org%2Fsmall")
     assert [each["status"] for each in (await site.of("alice").get("/v1/servers")).json()["data"]] == ["queued"]
-    assert (await page.post("/servers", data={"model": "nothing"})).status_code == 400
+    assert (await page.post("/servers", data={"model": "nothing"})).status_code == 404
+    slurm.set(slurm.next - 1, "FAILED", nodes="n1")
+    wrong = await page.post("/servers", data={"model": BASE, "time": "soon", "replicas": "1"})
+    assert (wrong.status_code, "&#39;soon&#39; is not a time" in wrong.text) == (400, True)
+    assert 'name="time" value="soon"' in wrong.text, "what was written stays"
 
 
 async def test_replicas_share_the_adapters_and_a_dead_one_is_routed_round_and_started_again(

@@ -110,10 +110,10 @@ class FakeSlurmrestd:
                 return self._cancel(number, parse_qs(request.url.query.decode()))
             if number not in known:
                 return _recorded("no_job" if plugin == "slurm" else "no_accounting")
-            return httpx.Response(200, json={"jobs": [known[number]], "errors": [], "warnings": []})
+            return _listed([known[number]])
         if place == "jobs":
             rows = self.jobs if plugin == "slurm" else self.forgotten
-            return httpx.Response(200, json={"jobs": list(rows.values()), "errors": [], "warnings": []})
+            return _listed(list(rows.values()))
         found = recorded(place)
         if place == "nodes":
             more = range(len(found["nodes"]) + 1, self.nodes + 1)
@@ -158,6 +158,12 @@ class FakeSlurmrestd:
         if not signal:
             self.set(number, "CANCELLED")
         return httpx.Response(200, json=recorded("cancelled"))
+
+
+def _listed(jobs: list[dict[str, Any]]) -> httpx.Response:
+    """What a person gave as a name stands there as it is, whatever its bytes."""
+    text = json.dumps({"jobs": jobs, "errors": [], "warnings": []}, ensure_ascii=False)
+    return httpx.Response(200, content=text.encode(errors="surrogateescape"))
 
 
 def _recorded(name: str) -> httpx.Response:

@@ -1,6 +1,6 @@
 """Measures the trainer beside torch's DDP and FSDP2 and the Hugging Face Trainer, in the worker image.
 
-    python bench/train [--only step,shard,link,codecs,diloco,all-reduce,ranks,gpu] [--image NAME] [--out FILE]
+    python bench/train [--only step,shard,link,codecs,diloco,all-reduce,ranks,starts,gpu] [--image NAME] [--out FILE]
 
 A table per part on stderr, one JSON on stdout. Each part is one container without a network: what it makes (network
 namespaces, shaped links, files) goes with it, also on Ctrl-C. accelerate, which only the Hugging Face Trainer needs,
@@ -35,6 +35,7 @@ PARTS = {
     "diloco": ["diloco.py", "--rate", "100mbit"],
     "all-reduce": ["sums.py", "all-reduce", "--ranks", "2", "--json"],
     "ranks": ["ranks.py", "--json"],
+    "starts": ["starts.py", "--json"],
     "gpu": ["compare.py", "--device", "cuda", "--model", "gpu", "--sides", "ddp,ddp#2,flat,trainer"],
 }
 MISSING = 3  # the exit code of what the image lacks

@@ -153,7 +153,7 @@ def sockets(world: int, _shard: int) -> Found:
     """Of gloo itself, with real ranks: this machine can't have thousands."""
     if world > 64:
         return {"gloo: sockets a rank": "-"}
-    os.environ |= {"TORCH_GLOO_LAZY_INIT": "1", "GLOO_SOCKET_IFNAME": "lo"}  # as launch.process_group sets them
+    os.environ |= {"TORCH_GLOO_LAZY_INIT": "1", "GLOO_SOCKET_IFNAME": "lo"}  # as launch.process_group does for many
     store, before = dist.HashStore(), open_files()
 
     def use(rank: Rank) -> Any:

@@ -14,7 +14,7 @@ from rocstack_trainer import __version__, settings
 from rocstack_trainer.config import Config, micro_batches
 from rocstack_trainer.errors import ConfigError, TrainerError, alike
 from rocstack_trainer.rank import Rank, from_env, split
-from rocstack_trainer.ranks import launch, secret
+from rocstack_trainer.ranks import connect, launch, secret
 from rocstack_trainer.ranks.rendezvous import STORE
 from rocstack_trainer.ranks.spawn import die_with_parent, omp_threads, python, spawn
 
@@ -51,9 +51,7 @@ def run(argv: list[str]) -> int:
             die_with_parent()
         args, config = parse(argv)
         if args.store is not None:
-            from rocstack_trainer.ranks.store import serve
-
-            return serve(*args.store)
+            return connect.serve(*args.store)
         if args.print_config:
             print(*(f"# {note}" for note in args.notes), config.to_toml(), sep="\n")
             return 0

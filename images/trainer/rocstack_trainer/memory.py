@@ -56,12 +56,12 @@ class Layout:
 def sizes(about: Any, rank: int = 0) -> Sizes:
     """Of a transformers config; makes the model without memory for it. `rank` is that of LoRA, 0 without."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    from rocstack_trainer.sharding import blocks, parameters_on_meta
+    from rocstack_trainer.models import pretrained
+    from rocstack_trainer.sharding import blocks
 
-    with parameters_on_meta():
-        net = AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+    with pretrained.parameters_on_meta():
+        net = pretrained.new(about)
     layers = [sum(p.numel() for p in block.parameters()) for block in blocks(net)] or [0]
     text = about.get_text_config()
     heads = getattr(text, "num_attention_heads", 1) or 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ def build(config: Config, rank: Rank, shard: int, bf16: bool) -> Any:
         ConfigError: on all ranks: as models.model.build; or a rank doesn't see the folder.
         MissingError: this PyTorch is too old.
     """
-    from transformers import AutoModelForCausalLM
-
     about, peers = model.shape(config.model, rank, lambda _: None), Peers(rank)
     adapters = lora.asked(config.lora, rank) if config.lora.on else None
 
@@ -48,12 +46,12 @@ def build(config: Config, rank: Rank, shard: int, bf16: bool) -> Any:
         supported()
         if config.model.path:
             pretrained.files(Path(config.model.path))
-        with parameters_on_meta():
-            net = AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+        with pretrained.parameters_on_meta():
+            net = pretrained.new(about)
         net.tie_weights()
         if adapters is None:
             return net
-        with parameters_on_meta():
+        with pretrained.parameters_on_meta():
             return lora.inject(net, adapters, bf16)
 
     net = peers.each(empty)
@@ -63,8 +61,7 @@ def build(config: Config, rank: Rank, shard: int, bf16: bool) -> Any:
         peers.each(lambda: _read(net, Path(config.model.path)))
     else:
         torch.manual_seed(config.train.seed)
-        make = AutoModelForCausalLM.from_config
-        _hand_out(net, make(about, dtype=torch.float32) if rank.rank == 0 else None, rank.device)
+        _hand_out(net, pretrained.new(about) if rank.rank == 0 else None, rank.device)
     return net.train()
 
 
@@ -177,23 +174,6 @@ class Sharded(Gradients):
             self.collectives[number](summed)
 
         return hook
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules made here have parameters without memory. Their buffers are real: rotary frequencies are in no file."""
-    register = torch.nn.Module.register_parameter
-
-    def without_memory(module: Any, name: str, parameter: torch.nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
-
-    torch.nn.Module.register_parameter = without_memory
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register
 
 
 @torch.no_grad()

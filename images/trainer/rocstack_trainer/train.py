@@ -30,9 +30,8 @@ from rocstack_trainer.ranks.beat import Watchdog
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.report import metrics
 from rocstack_trainer.saving.checkpoint import Checkpoints
-from rocstack_trainer.saving.requeue import requeue
 from rocstack_trainer.saving.state import State
-from rocstack_trainer.stop import STOPPED, StopSignals
+from rocstack_trainer.stop import STOPPED, StopSignals, requeue
 
 GPU_EVERY = 10  # steps after which the host looks at what a GPU has made, unless the settings say more
 

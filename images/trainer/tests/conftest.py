@@ -34,7 +34,7 @@ from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.precision import require_bf16_between_ranks
 from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch
-from rocstack_trainer.ranks.store import serve
+from rocstack_trainer.ranks.connect import serve
 from rocstack_trainer.train import train
 
 NO_FSDP = not hasattr(fsdp, "FSDPModule") or not hasattr(fsdp.FSDPModule, "set_force_sum_reduction_for_comms")

@@ -18,7 +18,7 @@ from rocstack_trainer.errors import ConfigError, PeerLostError
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks import connect, launch
 from rocstack_trainer.ranks.beat import LEFT, Beat, Pulses, Watchdog
-from rocstack_trainer.ranks.store import serve
+from rocstack_trainer.ranks.connect import serve
 
 LOST_AFTER_S = 1.0
 SOON_S = 4.0

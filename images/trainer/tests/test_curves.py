@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rocstack_trainer.report import curves, series
-from rocstack_trainer.report.axis import Axis, text
+from rocstack_trainer.report import curves
+from rocstack_trainer.report.curves import Axis, text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -136,6 +136,6 @@ def test_several_files_are_drawn_over_each_other(tmp_path: Path) -> None:
     assert len(lines(picture)) == 3 * (1 + 1 + 2 + 2) + 3  # and the legend
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dp.jsonl").write_text('{"step": 1}')
-    assert len(series.read([tmp_path / "dp.jsonl", tmp_path / "other" / "dp.jsonl"])) == 2
+    assert len(curves.read([tmp_path / "dp.jsonl", tmp_path / "other" / "dp.jsonl"])) == 2
     done = subprocess.run([*command, "/nowhere/x.jsonl", "-o", out], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: /nowhere/x.jsonl: No such file or directory\n")

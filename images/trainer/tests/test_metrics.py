@@ -10,7 +10,7 @@ from conftest import lines, small, trained
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.report import flops, gpus, metrics
+from rocstack_trainer.report import gpus, metrics
 from rocstack_trainer.report.metrics import Report, Step
 
 CPU = torch.device("cpu")
@@ -37,13 +37,13 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_peak_is_that_of_the_data_sheet(name: str, arch: str, units: int, tflops: float) -> None:
-    assert flops.peak(name, arch, units) == pytest.approx(tflops * 1e12, rel=5e-4)
+    assert gpus.peak(name, arch, units) == pytest.approx(tflops * 1e12, rel=5e-4)
 
 
 @pytest.mark.parametrize(("name", "arch"), [("AMD Radeon RX 7900 XTX", "gfx1100"), ("NVIDIA H200 MIG 1g.18gb", "")])
 def test_a_peak_that_is_not_known_is_not_invented(name: str, arch: str) -> None:
-    assert flops.peak(name, arch, 96) is None
-    assert flops.of(CPU) is None
+    assert gpus.peak(name, arch, 96) is None
+    assert gpus.peak_of(CPU) is None
 
 
 def step(number: int = 1, **other: float) -> Step:
@@ -61,7 +61,7 @@ def report(output: Output = NOTHING, rank: Rank = HERE, terminal: bool = False) 
 
 
 def test_mfu_is_of_all_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(flops, "of", lambda _: 191.5e12)
+    monkeypatch.setattr(gpus, "peak_of", lambda _: 191.5e12)
     made, out = report(Output(metrics=str(tmp_path / "m")), Rank(0, 0, 4, 4))
     made.start("", 1e9 * 6, CPU)
     made.step(step(sent_mb=1.5, outer=2))

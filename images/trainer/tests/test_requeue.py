@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rocstack_trainer.saving.requeue import requeue
+from rocstack_trainer.stop import requeue
 
 SCONTROL = """#!/bin/sh
 echo "$@" > {called}

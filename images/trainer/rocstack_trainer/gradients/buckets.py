@@ -15,7 +15,7 @@ import torch
 
 from rocstack_trainer.config import Parallel
 from rocstack_trainer.gradients.collectives import Collective, Flat, Maker
-from rocstack_trainer.gradients.flat import pack, split
+from rocstack_trainer.gradients.flat import pack, views
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.rank import Rank
 
@@ -61,8 +61,7 @@ class Bucket:
     def __init__(self, parameters: list[torch.nn.Parameter], maker: Maker) -> None:
         first = parameters[0]
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-        views = [view.view_as(p) for view, p in zip(split(self.flat, parameters), parameters, strict=True)]
-        self.places = list(zip(parameters, views, strict=True))
+        self.places = list(zip(parameters, views(self.flat, parameters), strict=True))
         self.collective = maker(len(self.flat))
         self.missing = 0  # gradients of the current micro-batch
         self.wait: Callable[[], object] = bool

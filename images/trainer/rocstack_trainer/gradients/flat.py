@@ -32,16 +32,14 @@ def pack(tensors: Iterable[torch.Tensor], limit: int) -> Iterator[list]:
         yield group
 
 
-def split(flat: torch.Tensor, like: list) -> tuple[torch.Tensor, ...]:
-    """1-D views of `flat`, as long as the tensors in `like`."""
-    return flat.split([tensor.numel() for tensor in like])
+def views(flat: torch.Tensor, like: list) -> list[torch.Tensor]:
+    """Parts of `flat` in the shapes of the tensors in `like`."""
+    return [part.view_as(t) for part, t in zip(flat.split([t.numel() for t in like]), like, strict=True)]
 
 
 def gather(tensors: list, flat: torch.Tensor) -> None:
-    for tensor, part in zip(tensors, split(flat, tensors), strict=True):
-        part.view_as(tensor).copy_(tensor)
+    torch._foreach_copy_(views(flat, tensors), tensors)
 
 
 def scatter(flat: torch.Tensor, tensors: list) -> None:
-    for tensor, part in zip(tensors, split(flat, tensors), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    torch._foreach_copy_(tensors, views(flat, tensors))

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,20 +56,15 @@ def build(config: Model, rank: Rank, seed: int, say: Say = print) -> Any:
         ConfigError: on all ranks: as `shape`, or a weights file is missing, broken or of another model.
         TrainerError: the ranks' models differ.
     """
-    # The auto classes import the one model type that is asked for; they are slow enough to wait until here.
-    from transformers import AutoModelForCausalLM
-
     about, peers = shape(config, rank, lambda _: None), Peers(rank)
-
-    def make() -> Any:
-        return AutoModelForCausalLM.from_config(about, dtype=torch.float32)
 
     def start() -> Any:
         torch.manual_seed(seed)
         if rank.rank == 0:
-            return pretrained.read(config.path, about, say) if config.path else _checked(config, make)
+            draw = partial(pretrained.new, about)
+            return pretrained.read(config.path, about, say) if config.path else _checked(config, draw)
         with torch.device("meta"):  # no memory, no random numbers
-            net = make()
+            net = pretrained.new(about)
         net.to_empty(device=rank.device)
         net.tie_weights()  # to_empty makes two tensors of a tied one
         return net

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,30 @@ def shape(path: str, setting: str = "model.path") -> Any:
         raise ConfigError(f"{setting}: {path} is quantised: training needs its float weights")
     about.use_cache = False
     return about
+
+
+def new(about: Any) -> Any:
+    """A model in float32 with the values that its type begins with, of a transformers config."""
+    from transformers import AutoModelForCausalLM  # imports the type that is asked for, which is slow
+
+    return AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules made here have parameters without memory. Their buffers are real: rotary frequencies are in no file."""
+    register = torch.nn.Module.register_parameter
+
+    def without_memory(module: Any, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = without_memory
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
 
 
 def rebuilt(about: dict[str, Any]) -> Any:

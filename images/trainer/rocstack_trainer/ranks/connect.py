@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 LISTENING = "ROCSTACK_TRAINER_STORE_FD"  # a socket that rank 0 takes over as its store's
 ANYWHERE = ("::", "0.0.0.0")
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -41,7 +43,7 @@ def host(name: str, port: int, timeout_s: float, doors: Iterable[str] = ()) -> S
         listening = listen(port, doors)
     except OSError as error:
         raise PeerLostError(f"port {port} of {name}: {error.strerror}\n  set MASTER_PORT to a free one") from None
-    return serve(name, listening, timeout_s)
+    return _serve(name, listening, timeout_s)
 
 
 def listen(port: int, doors: Iterable[str] = ()) -> socket.socket:
@@ -59,7 +61,7 @@ def listen(port: int, doors: Iterable[str] = ()) -> socket.socket:
     return socket.create_server(("", port), backlog=1024, **family)
 
 
-def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
+def _serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
     """A store in this process, which takes over the socket. `name` is where it reaches itself, if that is anywhere."""
     from torch.distributed import TCPStore
 
@@ -85,6 +87,35 @@ def serve(name: str, listening: socket.socket, timeout_s: float) -> Store:
                 os.close(descriptor)
     listening.close()
     return _corner(store)
+
+
+def serve(port: int, host: str = "") -> int:
+    """Prints `store: HOST:PORT` and serves until SIGTERM or Ctrl-C. Port 0 takes a free one. It listens at `host`, a
+    name or address of this machine; at all interfaces without.
+
+    Whoever reaches the port can end the store: it belongs in the cluster's own network.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        ConfigError: the port is taken, this user may not listen on it, or `host` is another machine.
+    """
+    # Before the store's thread starts, which inherits it: then no handler runs, and sigwait gets them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        listening = listen(port, [host] if host else [])
+        if host and listening.getsockname()[0] in ANYWHERE:
+            raise ConfigError(f"--store {host}:{port}: this machine doesn't have that address")
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else "ports go up to 65535"
+        raise ConfigError(f"--store {port}: {why}\n  `ss -ltnp` says who listens there; 0 takes a free port") from None
+    port = listening.getsockname()[1]
+    store = _serve("127.0.0.1", listening, 300)
+    print(f"store: {host or socket.gethostname()}:{port}", flush=True)
+    signal.sigwait(ENDING)
+    del store
+    return 0
 
 
 def connect(host: str, port: int, patience_s: float, timeout_s: float, who: str, hint: str) -> Store:

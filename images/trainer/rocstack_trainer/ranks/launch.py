@@ -18,6 +18,8 @@ from rocstack_trainer.ranks import rendezvous
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+MESH = 512  # ranks up to which gloo connects each to each, as it does by itself: a socket for each pair
+
 
 def with_device(rank: Rank, backend: str) -> Rank:
     """The rank with its c10d backend and torch device; `auto` is RCCL where ROCm sees a GPU, else gloo.
@@ -58,7 +60,8 @@ def process_group(rank: Rank, timeout_s: float, store: str = "", start_s: float 
 
     if rank.device != "cpu":
         torch.cuda.set_device(rank.device)
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # PyTorch 2.7: a rank connects to those it talks to, not to all
+    if rank.world > MESH:  # it connects when it talks; that the other is gone by then, the watch alone tells
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         if rank.backend == "mpi":  # mpirun or srun already connected the ranks
             dist.init_process_group("mpi")

@@ -56,7 +56,7 @@ class Peers:
     def each(self, do: Callable[[], T], where: str = "") -> T:
         """What `do()` gave on this rank, and no other gets to see. Raises as `agree`."""
         result, fault = _tried(do)
-        if self._most([fault is not None])[0]:
+        if self._most(fault is not None):
             _raise_first(self._gather(_told(fault)), where, fault)
         return result
 
@@ -104,8 +104,7 @@ class Peers:
         text = json.dumps(mine).encode()
         if self.rank.world == 1:
             return [json.loads(text)]
-        most = self._most([len(text)])[0]  # as much is wanted from each
-        padded = self._bytes(text.ljust(most))
+        padded = self._bytes(text.ljust(self._most(len(text))))  # as much is wanted from each
         texts = [torch.empty_like(padded) for _ in range(self.rank.world if all_get_it or not self.rank.rank else 0)]
         if all_get_it:
             dist.all_gather(texts, padded, group=self.group)
@@ -124,12 +123,12 @@ class Peers:
             text = bytes(data.cpu().numpy())
         return json.loads(text)
 
-    def _most(self, mine: list[int]) -> list[int]:
-        """The largest of what all ranks gave, of each."""
-        most = torch.tensor(mine, dtype=torch.int64, device=self._device)
+    def _most(self, mine: int) -> int:
+        """The largest of what all ranks gave."""
+        most = torch.tensor(int(mine), device=self._device)
         if self.rank.world > 1:
             dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
-        return most.tolist()
+        return int(most.item())
 
     def _bytes(self, text: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self._device)

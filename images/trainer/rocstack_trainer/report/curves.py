@@ -6,17 +6,18 @@ python3 -m rocstack_trainer.report.curves run.jsonl more.jsonl -o runs.svg
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from rocstack_trainer.report import series
-from rocstack_trainer.report.axis import Axis, text
-from rocstack_trainer.report.series import Points, Steps
+Steps = Sequence[Mapping[str, Any]]
+Points = list[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 450, 250, 64, 20, 52, 36  # of a panel, and the margins of its plot
 MOST_POINTS = 400  # of a line: it is no wider in pixels
@@ -60,7 +61,7 @@ def svg(runs: Mapping[str, Steps], title: str = "") -> str:
 
     Of a step that is there twice (the run was resumed), the last counts. What isn't there or finite is a gap.
     """
-    steps = [series.tidy(run) for run in runs.values()]
+    steps = [tidy(run) for run in runs.values()]
     panels = [p for p in PANELS if p.scale == 1 or any(s.get(p.keys[0]) for run in steps for s in run)]
     there = {key for run in steps for step in run for key in step if step[key] is not None}
     panels = [p if there.issuperset(p.keys[1:]) else p._replace(keys=p.keys[:1], about="") for p in panels]
@@ -114,7 +115,7 @@ def _panel(panel: Panel, runs: Sequence[Steps], number: int) -> Iterator[str]:
     yield f'<clipPath id="plot{number}"><path d="{frame}"/></clipPath>'
     for colour, run in enumerate(lines):
         for second, line in enumerate(run):
-            parts, plot = list(series.thin(line, panel.middle, MOST_POINTS)), f'clip-path="url(#plot{number})"'
+            parts, plot = list(thin(line, panel.middle, MOST_POINTS)), f'clip-path="url(#plot{number})"'
             if len(line) > MOST_POINTS:
                 band = "".join(_path([*lows, *reversed(highs)], across, down) + "z" for _, lows, highs in parts)
                 yield f'<path class="band" style="fill:var(--c{colour % COLOURS})" {plot} d="{band}"/>'
@@ -154,6 +155,83 @@ def _path(points: Points, across: Axis, down: Axis) -> str:
     return f"M{places[0]}m-3 0h6" if len(places) == 1 else "M" + "L".join(places)
 
 
+class Axis(NamedTuple):
+    """From `low` at pixel `start` to `high` at pixel `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+    def ticks(self, about: int, least: float = 0) -> list[float]:
+        """Round numbers from low to high; `least` between two of them."""
+        rough = (self.high - self.low) / about
+        unit = 10 ** math.floor(math.log10(rough))
+        between = max(least, next(unit * m for m in (1, 2, 5, 10) if unit * m >= 0.7 * rough))
+        first, last = math.ceil(self.low / between - 1e-9), math.floor(self.high / between + 1e-9)
+        return [number * between for number in range(first, last + 1)]
+
+
+def text(value: float, among: Sequence[float] = ()) -> str:
+    """Short, and with the same digits as its neighbours on an axis: 250, 1.5k, 20M."""
+    most = max((abs(v) for v in among), default=abs(value))
+    scale, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if most >= s), (1.0, ""))
+    scale = 1e3 if unit == "k" else scale
+    if len(among) < 2:
+        return f"{value / scale:.4g}{unit}"
+    step = abs(among[1] - among[0]) / scale
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value / scale:.{digits}f}{unit if value else ''}"
+
+
+def read(paths: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """The runs in some metrics files; the groups of a DiLoCo run are runs of their own. Raises OSError.
+
+    A line that is no JSON (the run was killed while it wrote) is left out.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        name = path.stem if sum(path.stem == other.stem for other in paths) == 1 else str(path)
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                step = json.loads(line)
+                groups.setdefault(step.get("group", 0), []).append(step | {"step": int(step["step"])})
+            except (ValueError, TypeError, KeyError, AttributeError):
+                continue
+        for number, steps in sorted(groups.items()):
+            runs[f"{name}, group {number}" if len(groups) > 1 else name] = steps
+    return runs
+
+
+def tidy(run: Steps) -> Steps:
+    """In order, the last of those that are there twice, and a step without values where some are missing."""
+    steps = sorted({step["step"]: step for step in run}.values(), key=lambda step: step["step"])
+    after = [(a["step"], b["step"] - a["step"]) for a, b in pairwise(steps)]
+    usual = min((gap for _, gap in after), default=0)
+    holes = [{"step": step + usual} for step, gap in after if gap > 2 * usual]  # a group was away
+    return sorted([*steps, *holes], key=lambda step: step["step"])
+
+
+def thin(
+    points: Points, middle: Callable[[Sequence[float]], float], most: int
+) -> Iterator[tuple[Points, Points, Points]]:
+    """The unbroken parts of a line: the middle, lowest and highest of each of `most` stretches of it. In a line no
+    longer than that, all three are the line."""
+    length = math.ceil(len(points) / most)
+    part: list[tuple[float, float, float, float]] = []
+    for start in range(0, len(points), length or 1):
+        stretch = points[start : start + length]
+        if values := [y for _, y in stretch if math.isfinite(y)]:
+            part.append((stretch[0][0], middle(values), min(values), max(values)))
+        if part and (len(values) < len(stretch) or start + length >= len(points)):
+            yield tuple([(point[0], point[kind]) for point in part] for kind in (1, 2, 3))  # type: ignore[misc]
+            part = []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         "rocstack_trainer.report.curves", description="Draws metrics files into one SVG file."
@@ -163,7 +241,7 @@ def main() -> int:
     parser.add_argument("--title", default="")
     args = parser.parse_args()
     try:
-        args.output.write_text(svg(series.read(args.metrics), args.title), encoding="utf-8")
+        args.output.write_text(svg(read(args.metrics), args.title), encoding="utf-8")
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2

@@ -21,7 +21,7 @@ import torch
 from rocstack_trainer.config import Output
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
-from rocstack_trainer.report import curves, flops, gpus, series, trackers, wire
+from rocstack_trainer.report import curves, gpus, trackers, wire
 
 # The most important first: a narrow terminal shows only those.
 COLUMNS = (
@@ -101,7 +101,7 @@ class Report:
     def start(self, title: str, flops_per_token: float, device: torch.device, first: int = 1, steps: int = 0) -> None:
         """To be called before step number `first` of `steps`: from here on, bytes are counted. `title` is for the
         curves."""
-        peak = flops.of(device)
+        peak = gpus.peak_of(device)
         self.peak = peak or 0.0
         self.gpus = gpus.usable() if self.speaks and device.type != "cpu" else []
         self.flops = flops_per_token / (peak * self.rank.world) if peak else 0.0
@@ -198,7 +198,7 @@ class Report:
         """With a metrics file, its steps of earlier starts and of other groups are drawn too."""
         try:
             runs = (
-                series.read([Path(self.config.metrics)])
+                curves.read([Path(self.config.metrics)])
                 if self.config.metrics
                 else {"": [asdict(step) for step in self.steps]}
             )

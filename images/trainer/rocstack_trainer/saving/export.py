@@ -108,7 +108,6 @@ def told(config: Config, notes: Mapping[str, Any]) -> str:
 
 def _model(config: Config, about: Any, tensors: Tensors, notes: Mapping[str, Any]) -> Any:
     """On the CPU, its weights not those that are trained."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -119,7 +118,7 @@ def _model(config: Config, about: Any, tensors: Tensors, notes: Mapping[str, Any
         net = lora.merged(base, tensors, notes)
     else:
         with torch.device("meta"):
-            net = AutoModelForCausalLM.from_config(about, dtype=torch.float32)
+            net = pretrained.new(about)
         whole = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
         net.load_state_dict(whole, strict=False, assign=True)  # tied ones are there once
         net.tie_weights()

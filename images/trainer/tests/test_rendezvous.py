@@ -86,7 +86,7 @@ def test_two_of_one_number_are_not_taken_for_all() -> None:
 def ended(rank: Rank) -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert connect.serve("127.0.0.1", listening, 30)
+        assert connect._serve("127.0.0.1", listening, 30)
     return socket.socket().connect_ex(("127.0.0.1", port))
 
 

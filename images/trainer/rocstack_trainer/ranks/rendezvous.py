@@ -155,19 +155,19 @@ def meet(store: Store, rank: Rank, timeout_s: float, here: str = "") -> tuple[St
     if rank.rank == 0:
         corner.set("all", json.dumps(_await(group, corner, attempt, rank.world, timeout_s)))
     late = timedelta(seconds=timeout_s + 5)  # rank 0 may have come last, and knows more
-    absent, fault, outside = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {own_host} waited"))
+    fault, outside = json.loads(_get(corner, "all", late, f"rank 0 is gone: {name} on {own_host} waited"))
     heard = corner.add("heard", 1)
-    if absent:
+    if fault:
         until = time.monotonic() + HEARD_S
-        while rank.rank == 0 and heard < rank.world - absent and time.monotonic() < until:
+        while rank.rank == 0 and heard < corner.add("came", 0) and time.monotonic() < until:
             time.sleep(0.05)  # the store may end with this rank: the others have to read it before
             heard = corner.add("heard", 0)
         raise PeerLostError(fault + _same_secret())
     return corner, outside
 
 
-def _await(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> tuple[int, str, str]:
-    """Rank 0's part: how many didn't come, and what to say of them; an address outside of the loopback's. Short: with
+def _await(group: Store, corner: Store, attempt: str, world: int, timeout_s: float) -> tuple[str, str]:
+    """Rank 0's part: what to say of those who didn't come, if any; an address outside of the loopback's. Short: with
     the hosts of all, each rank would read as much as there are ranks."""
     deadline, answered, whole = time.monotonic() + timeout_s, 0, False
     keys = [f"here/{rank}" for rank in range(world)]
@@ -185,7 +185,7 @@ def _await(group: Store, corner: Store, attempt: str, world: int, timeout_s: flo
         f"rank {few(missing)} of {world} didn't come within {timeout_s:.0f} s\n  the others are on"
         f" {few(sorted({name for name, _, _ in hosts}))}; look for an earlier error of the missing, or at their node"
     )
-    return len(missing), fault if missing else "", outside
+    return fault if missing else "", outside
 
 
 def _get(store: Store, key: str, patience: timedelta, complaint: str) -> str:

@@ -205,12 +205,13 @@ def test_the_fields_are_all_there() -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(st.data())
 def test_fields(plain: list[str], data: st.DataObject) -> None:
-    """Many fields at once, each with a text that passes by itself."""
+    """Many fields at once, each with a text that passes beside those before."""
     chosen, nic, part = PLAIN_STACK, PLAIN_NIC, PLAIN_PART
     for loc in data.draw(st.lists(st.sampled_from(STACK_FIELDS), min_size=10, max_size=25, unique=True)):
         text = data.draw(TEXTS)
-        if accepted(lambda loc=loc, text=text: to_stack(changed(PLAIN_STACK, loc, text))):
-            chosen = changed(chosen, loc, text)
+        with_it = changed(chosen, loc, text)
+        if accepted(lambda with_it=with_it: to_stack(with_it)):
+            chosen = with_it
     for loc in NIC_FIELDS:
         text = data.draw(TEXTS)
         one = changed(PLAIN_NIC, loc, text)

@@ -34,6 +34,7 @@ def example(tests: dict[int, tuple[float, ...]]) -> str:
         lines += [
             f"Test {test}:",
             *(f" Transfer 0{i} | {gb:.3f} GB/s | 1 ms | 9 bytes | X" for i, gb in enumerate(speeds)),
+            f" Aggregate (CPU) | {sum(speeds):.3f} GB/s | 1 ms | 9 bytes | Overhead: 0.1 ms",
         ]
     return "\n".join(lines)
 

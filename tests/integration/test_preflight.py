@@ -53,12 +53,12 @@ def test_one_that_falls_silent(deployed: DeployedCluster) -> None:
     with ThreadPoolExecutor() as pool:
         job = pool.submit(preflight, deployed, how)
         until(lambda: "ready" in worker(deployed, "n1", "ls /tmp"), 90)
-        worker(deployed, "n2", "pkill -STOP -x slurmd")
+        worker(deployed, "n2", "pkill -STOP -f ^slurmd")
         try:
             worker(deployed, "n1", "touch /tmp/go")
             code, out, err = job.result()
         finally:
-            worker(deployed, "n2", "pkill -CONT -x slurmd")
+            worker(deployed, "n2", "pkill -CONT -f ^slurmd")
     assert (code, out) == (1, "n2"), err
     assert "n2: no answer" in err
     deployed.idle()

@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -114,6 +114,8 @@ def _squashfs(client: DockerClient, image: LocalImage, reference: str, path: Pat
             except (tarfile.TarError, BrokenPipeError, RequestException, DockerException) as error:
                 why = str(error)
                 target.kill()
+                with suppress(BrokenPipeError):  # what is left in its buffer, which leaving the block would send again
+                    target.stdin.close()
             said = last_line(target.stderr.read().decode(errors="replace"))
         if why or target.returncode:
             raise CheckFailed.of("export-failed", reference=reference, path=path, why=said or why)

@@ -55,7 +55,7 @@ class SlurmControl:
             cells = line.split("\x1f")
             if len(cells) != 4 or not re.fullmatch("[0-9]{1,7}", cells[1]):
                 continue
-            name, gpus, kind = cells[0].removesuffix("*"), _gpus(cells[3]), _kind(cells[3])
+            name, gpus, kind = cells[0].removesuffix("*"), slurm.gpus(cells[3]), slurm.gpu_kind(cells[3])
             before = found.get(name)
             nodes = int(cells[1]) + (before.nodes if before else 0)
             if before and (before.gpus, before.gpu) != (gpus, kind):
@@ -256,14 +256,3 @@ def _line(container: str, command: Sequence[str], user: str) -> list[str]:
         path,
         *command,
     ]
-
-
-def _kind(gres: str) -> str:
-    """Of `gpu:mi300x:8(S:0-1)` it is mi300x; empty where there is none, or several."""
-    kinds = set(re.findall(r"gpu(?::([A-Za-z0-9_.-]+))?:\d{1,4}", gres))
-    return kinds.pop().lower() if len(kinds) == 1 else ""
-
-
-def _gpus(gres: str) -> int:
-    """`gpu:mi300x:8(S:0-1)` is 8."""
-    return sum(int(number) for number in re.findall(r"gpu(?::[A-Za-z0-9_.-]+)?:(\d{1,4})", gres))

@@ -21,6 +21,7 @@ ENDED = {
     "PREEMPTED",  # of one that isn't requeued; else it waits again
 }
 WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+_GPUS = re.compile(r"gpu(?::([A-Za-z0-9_.-]+))?[:=](\d{1,4})")
 USERS = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 # srun's own words for a task that failed: `srun: error: n2: tasks 2-3: Exited with exit code 1`
 _FAILED = re.compile(
@@ -210,6 +211,17 @@ def _in_words(word: str) -> str:
 def _reasons() -> dict[str, dict[str, str]]:
     loaded: dict[str, dict[str, str]] = yaml.safe_load((paths.images() / "job-reasons.yml").read_text(encoding="utf-8"))
     return loaded
+
+
+def gpus(gres: str) -> int:
+    """Of a node, as Slurm has its generic resources: `gpu:mi300x:8(S:0-1)` is 8."""
+    return sum(int(number) for _, number in _GPUS.findall(gres))
+
+
+def gpu_kind(gres: str) -> str:
+    """Of `gpu:mi300x:8(S:0-1)` it is mi300x; empty where there is none, or several."""
+    kinds = {kind.lower() for kind, _ in _GPUS.findall(gres)}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def labelled(lines: Iterator[str], rank: int) -> Iterator[str]:

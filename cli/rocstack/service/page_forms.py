@@ -23,6 +23,7 @@ from rocstack.service.routes_cluster import SizeBody, sized
 from rocstack.service.routes_jobs import JobBody, submit
 from rocstack.service.service import Service
 from rocstack.service.tuning import BATCH, EPOCHS, FINETUNE, RANK, TuningRequest
+from rocstack.size import hardware
 from rocstack.size import models as known_models
 
 OWN = "mine"  # the recipe for a command of one's own
@@ -44,7 +45,8 @@ LABELS = {name: label for name, (label, _) in TUNING.items()} | {
     "validation_file": "Measure on", "suffix": "Name of the result", "replicas": "Servers", "method": "Training",
     "gpu": "GPU",
 }  # fmt: skip
-GPUS = ("mi250x", "mi300x", "mi325x", "mi355x")
+GPUS = tuple(sorted(map(str.lower, hardware.known())))
+USUAL_GPU = "mi300x"
 LOSES = "; others may take its place"
 Choices = dict[str, list[tuple[str, str]]]
 
@@ -193,9 +195,9 @@ async def _gpu(service: Service, caller: Caller) -> str:
     """What the cluster's nodes have, where it is known here."""
     with suppress(failures.Away, failures.SlurmRefused):
         for node in await service.jobs.nodes(caller):
-            if node.gpu.lower() in GPUS:
-                return node.gpu.lower()
-    return GPUS[1]
+            if node.gpu in GPUS:
+                return node.gpu
+    return USUAL_GPU
 
 
 def problem(error: Exception) -> str:

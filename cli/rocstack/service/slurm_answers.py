@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rocstack.jobs.slurm import ENDED, WAITING, waits_for
+from rocstack.jobs.slurm import ENDED, WAITING, gpu_kind, gpus, waits_for
 
 MOST = 2000  # characters of a text
-_GPUS = re.compile(r"gpu(?::[A-Za-z0-9_.-]+)?[:=](\d{1,4})")
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class ClusterNode:
             gpus=gpus(text(row.get("gres"))),
             gpus_used=gpus(text(row.get("gres_used"))),
             version=text(row.get("version")),
-            gpu=_kind(text(row.get("gres"))),
+            gpu=gpu_kind(text(row.get("gres"))),
         )
 
 
@@ -195,17 +194,6 @@ class SlurmReservation:
             accounts=text(row.get("accounts")),
             partition=text(row.get("partition")),
         )
-
-
-def gpus(gres: str) -> int:
-    """`gpu:mi300x:8(S:0-1)` is 8."""
-    return sum(int(found) for found in _GPUS.findall(gres))
-
-
-def _kind(gres: str) -> str:
-    """`gpu:mi300x:8(S:0-1)` is mi300x."""
-    found = re.search(r"(?:^|,)gpu:([A-Za-z][A-Za-z0-9_.-]{0,31})[:=]\d", gres)
-    return found[1] if found else ""
 
 
 def _all_gpus(tres: object) -> int:

@@ -275,8 +275,7 @@ class _Run:
 
     def training(self) -> _Done:
         """The trainer on all workers that were probed, with every GPU that works; where nodes have none, on two CPUs
-        each. Skipped where the image has no trainer, or the nodes have GPUs and its
-        PyTorch has no ROCm."""
+        each. Skipped where the image has no trainer, or the nodes have GPUs and its PyTorch has no ROCm."""
         workers = {host.name for host in self.inventory.workers}
         gpus = [_gpus(node) for node in self.profiles if node.name in workers]
         if not gpus:

@@ -235,7 +235,7 @@ def log(job: str, options: JobOptions = JobOptions(), *, follow: bool = False) -
 
 def pieces(control: SlurmControl, job: str, *, follow: bool) -> Iterator[str]:
     """As `log`."""
-    (record, over), pause = _looked(control, job) if follow else (control.record(job), True), EVERY_S
+    (record, over), pause = _looked(control, job), EVERY_S
     while follow and not over and not record.where:
         pause = _rest(pause)
         record, over = _looked(control, job)

@@ -12,6 +12,7 @@ from cli_run import Cli
 
 from rocstack.jobs import remote
 from rocstack.jobs.pools import Pool
+from rocstack.jobs.slurm import JobRecord
 from rocstack.steps import jobs
 
 
@@ -31,28 +32,18 @@ class LoggedControl:
     def submit(self, script: str, user: str) -> str:
         return "7"
 
-    def record(self, job: str) -> Any:
+    def record(self, job: str) -> JobRecord:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        shown = {"name": "mine", "user": "alice", "nodes": 2, "where": "n[1-2]", "partition": "train", "account": "a"}
-        more = {
-            "qos": "normal",
-            "why": "",
-            "submitted": 0,
-            "began": 0,
-            "ended": 0,
-            "restarts": 0,
-            "log": "",
-            "signal": 0,
-        }
-        over = state not in ("PENDING", "RUNNING")
-        return SimpleNamespace(
-            id=job, state=state, over=over, ok=state == "COMPLETED" or not over, exit_code=0, **shown, **more
-        )
+        return JobRecord(
+            id=job, name="mine", state=state, user="alice", account="default", partition="train", qos="normal",
+            where="n[1-2]", nodes=2, submitted=0, began=0, ended=0, exit_code=0, signal=0, restarts=0,
+            folder="/home/alice", log="/home/alice/mine-7.log",
+        )  # fmt: skip
 
     def queue(self, user: str) -> list[Any]:
         return [SimpleNamespace(id="7", state=self.queued.pop(0))]
 
-    def log(self, record: Any) -> Any:
+    def log(self, record: JobRecord) -> Any:
         return SimpleNamespace(read=self._read, end=lambda: "")
 
     def _read(self, offset: int) -> bytes:

@@ -9,7 +9,6 @@ import io
 import json
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from html.parser import HTMLParser
@@ -52,8 +51,6 @@ from rocstack.verify.result import Run
 
 DATA = Path(__file__).parents[1] / "data"
 HOST = InventoryHost("n1", "10.0.0.1", "10.0.0.1")
-LEAST = 2000  # fields times texts
-tried: Counter[str] = Counter()  # by program
 Read = Callable[[Any], Any]
 
 
@@ -85,23 +82,25 @@ def spread(program: str, answer: Any, read: Read, screen: Screen, *, every: int 
     """Puts each text and value into each field, and gives for each text what `read` makes of an answer that has it
     wherever `read` takes it. `read` raises ValueError or an error of ours for what it refuses. With `every` a text
     goes into one of so many fields at a time, and all get it in turn: for answers of thousands of fields."""
-    places = list(hostile.fields(answer))
+    tried, places = 0, list(hostile.fields(answer))
     keys = [loc for loc in places if isinstance(loc[-1], str)]
     for number, value in enumerate(screen.values):
         for loc in places[number % every :: every]:
-            tried[program] += 1
+            tried += 1
             taken(read, hostile.changed(answer, loc, value))
     leaves = [loc for loc in places if isinstance(hostile.at(answer, loc), str)]
     for number, text in enumerate(screen.texts):
         for loc in keys[number % every :: every]:
-            tried[program] += 1
+            tried += 1
             taken(read, hostile.renamed(answer, loc, text))
         whole = answer
         for loc in leaves if every == 1 else leaves[number % every :: every]:
-            tried[program] += 1
+            tried += 1
             if taken(read, hostile.changed(answer, loc, text)) is not None:
                 whole = hostile.changed(whole, loc, text)
         yield text, taken(read, whole)
+    print(f"{program}: {tried} fields x texts")
+    assert tried * every > 2 * len(places)
 
 
 def taken(read: Read, answer: Any) -> Any:
@@ -301,7 +300,6 @@ def test_log_files(screen: Screen) -> None:
     for number, text in enumerate(screen.texts):
         lines = []
         for example in examples[number % 24 :: 24]:
-            tried["log"] += 3
             lines += [text + example, example + text, example.replace(" ", f" {text} ", 1)]
         report = logscan.scan(["\n".join(lines).encode(errors="surrogatepass")], table)
         doctor._show_log(report, DoctorOptions(log="x.log"))
@@ -372,11 +370,3 @@ def test_a_hole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ui.out.say("\x1b]0;x\x07\u202e")
     assert set(hostile.steers(file.getvalue())) >= {"\x1b", "\u202e"}
     assert Page("<b onclick=x><script></script>").wrong == ["onclick", "script"]
-
-
-def test_enough_was_tried() -> None:
-    """Each program, and far more than one text in each field."""
-    for program, number in tried.items():
-        print(f"{program}: {number} fields x texts")
-    print(f"all: {sum(tried.values())}")
-    assert sum(tried.values()) >= LEAST

@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session
 
 from rocstack.cluster.service import ClusterServiceLimits
 from rocstack.jobs import recipe as recipes
-from rocstack.jobs.pools import Pool, fitted
+from rocstack.jobs.pools import fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.service import audit, batch, outcome
+from rocstack.service.cluster_view import ClusterView
 from rocstack.service.config import MIB
 from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooBig, TooMany, body
 from rocstack.service.files import used_by
@@ -28,7 +29,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.job_rows import JobRows, event, forget, older_than, own
 from rocstack.service.models import Models
 from rocstack.service.outcome import LIVE, PAUSED, SENDING
-from rocstack.service.slurm_answers import ClusterNode, SlurmJob, map_of, text, whole
+from rocstack.service.slurm_answers import SlurmJob, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow
@@ -36,7 +37,6 @@ from rocstack.service.turns import Turns
 
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
-POOLS_S = 10.0
 KEPT = 10_000  # jobs of a person that are over
 LONGEST = 64 << 10  # characters of a job's script and of what was asked for
 MOST = 10_000  # jobs of which we know when we asked
@@ -54,14 +54,13 @@ class Jobs:
     rows: JobRows
     storage: Storage
     slurm: SlurmRest
+    cluster: ClusterView
     handover: Handover
     models: Models
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
     _fresh: dict[str, float] = field(default_factory=dict)
-    _pools: tuple[float, list[Pool]] = (0.0, [])
-    _nodes: tuple[float, list[ClusterNode]] = (0.0, [])
 
     # recipes
     def recipes(self) -> dict[str, Recipe]:
@@ -85,7 +84,7 @@ class Jobs:
             # What is wrong with it is said before anything is made.
             draft = replace(plan(key, self.storage.root / caller.name / "jobs" / key), user=caller.name)
             await self._script(caller, recipe, draft)
-            request = fitted(recipe, draft, await self.pools(caller))
+            request = fitted(recipe, draft, await self.cluster.pools(caller))
             script = await self._script(caller, recipe, request)
             batch.description(script, {})
             if len(script) + len(said) > LONGEST:
@@ -325,47 +324,6 @@ class Jobs:
                 error=None, ended=None, began=None,
             )  # fmt: skip
         return await self.handover.hand_over(caller, row)
-
-    # the cluster
-    async def nodes(self, caller: Caller) -> list[ClusterNode]:
-        """As they were some seconds ago, or last if Slurm doesn't answer.
-
-        Raises:
-            Away: it has never answered.
-        """
-        if self._nodes[0] < time.monotonic():
-            try:
-                found = await self.slurm.nodes(caller.token)
-            except Away:
-                if not (found := self._nodes[1]):
-                    raise
-            self._nodes = (time.monotonic() + POOLS_S, found)
-        return self._nodes[1]
-
-    async def pools(self, caller: Caller) -> list[Pool]:
-        """The partitions, as they were some seconds ago."""
-        until, pools = self._pools
-        if until > time.monotonic():
-            return pools
-        try:
-            parts, nodes = await asyncio.gather(self.slurm.partitions(caller.token), self.nodes(caller))
-        except Away:
-            if pools:  # as they were last: then the job can be kept
-                return pools
-            raise
-        found = []
-        for row in parts:
-            name = text(row.get("name"))
-            there = [node for node in nodes if name in node.partitions]
-            counts = {node.gpus for node in there}
-            limit = whole(map_of(row.get("maximums")).get("time"))
-            same = counts.pop() if len(counts) == 1 else 0
-            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, False))
-        if len(found) > 1:  # slurmrestd doesn't say which is the default
-            widest, alike = max(each.nodes for each in found), {each.gpus for each in found}
-            found.append(Pool("(the default)", widest, "", alike.pop() if len(alike) == 1 else 0, True))
-        self._pools = (time.monotonic() + POOLS_S, found)
-        return found
 
 
 def to_dict(row: JobRow) -> dict[str, Any]:

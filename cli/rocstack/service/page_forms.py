@@ -95,7 +95,7 @@ async def _choices(service: Service, caller: Caller) -> Choices:
     """Partitions and qualities of service, and what is shown of them; none where Slurm doesn't tell: they are written
     then."""
     try:
-        pools, known = await asyncio.gather(service.jobs.pools(caller), service.slurm.qos(caller.token))
+        pools, known = await asyncio.gather(service.jobs.cluster.pools(caller), service.slurm.qos(caller.token))
     except (failures.Away, failures.SlurmRefused):
         return {}
     parts = [(each.name, f"{each.name} ({count(each.nodes, 'node')})") for each in pools if not each.default]
@@ -194,7 +194,7 @@ async def size(
 async def _gpu(service: Service, caller: Caller) -> str:
     """What the cluster's nodes have, where it is known here."""
     with suppress(failures.Away, failures.SlurmRefused):
-        for node in await service.jobs.nodes(caller):
+        for node in await service.jobs.cluster.nodes(caller):
             if node.gpu in GPUS:
                 return node.gpu
     return USUAL_GPU

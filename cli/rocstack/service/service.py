@@ -12,6 +12,7 @@ import httpx
 
 from rocstack.base.errors import RocstackError
 from rocstack.service import jobs as jobs_
+from rocstack.service.cluster_view import ClusterView
 from rocstack.service.config import ServiceSettings
 from rocstack.service.database import Database
 from rocstack.service.files import StoredFiles
@@ -74,7 +75,7 @@ class Service:
         models = Models(database, storage, Path(settings.models))
         rows = JobRows(database)
         handover = Handover(rows, storage, slurm)
-        jobs = Jobs(rows, storage, slurm, handover, models, settings.limits, overlay)
+        jobs = Jobs(rows, storage, slurm, ClusterView(slurm), handover, models, settings.limits, overlay)
         stopping = asyncio.Event()
         tuning = Tuning(settings, jobs, files, models, stopping)
         servers = ModelServers(settings, jobs, models, storage)

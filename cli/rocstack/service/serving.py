@@ -212,7 +212,7 @@ class ModelServers:
         if said is None:
             return []
         where = str(row.seen.get("where") or "")
-        nodes = {each.name: each.address for each in await self.jobs.nodes(caller)}
+        nodes = {each.name: each.address for each in await self.jobs.cluster.nodes(caller)}
         address = nodes.get(where, "")
         if not _NODE.fullmatch(address) and ":" not in address:
             return []

@@ -15,7 +15,7 @@ from conftest import CHAT, Site, adapter, lines, serve
 from fake_slurmrestd import FakeSlurmrestd, token
 
 from rocstack.jobs import recipe
-from rocstack.service import app, handover, jobs, progress, routes_jobs, storage, tuning
+from rocstack.service import app, cluster_view, handover, jobs, progress, routes_jobs, storage, tuning
 
 pytestmark = pytest.mark.anyio
 MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
@@ -25,7 +25,7 @@ MINE = {"recipe": "mine", "arguments": ["hostname"], "gpus_per_node": 0}
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Slurm says is new at once, and nobody waits."""
     monkeypatch.setattr(jobs, "FRESH_S", 0.0)
-    monkeypatch.setattr(jobs, "POOLS_S", 0.0)
+    monkeypatch.setattr(cluster_view, "FRESH_S", 0.0)
     monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
     monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)

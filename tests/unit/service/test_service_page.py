@@ -164,7 +164,7 @@ async def test_a_size_is_for_the_gpus_that_slurm_tells_of(site: Site, monkeypatc
     async def known(_: object) -> list[ClusterNode]:
         return [*nodes.values()][:1]
 
-    monkeypatch.setattr(site.service.jobs, "nodes", known)
+    monkeypatch.setattr(site.service.jobs.cluster, "nodes", known)
     monkeypatch.setattr(page, "HTMX", Path(__file__))
     assert "MI355X each" in (await browser(site).get("/size?model=llama-3.1-8b&nodes=1")).text
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -169,14 +169,14 @@ async def test_one_bad_server_hides_no_good_one(site: Site, slurm: FakeSlurmrest
         assert await say(site) == "good"
         alice = await site.service.door.caller(token("alice"))  # whoever asks Slurm about her token finds it down
         slurm.down = True
-        for nodes in ((0.0, site.service.jobs._nodes[1]), (0.0, [])):
-            site.service.jobs._nodes = nodes
+        for nodes in ((0.0, site.service.jobs.cluster._nodes[1]), (0.0, [])):
+            site.service.jobs.cluster._nodes = nodes
             assert await say(site, alice) == "good"
         of_site(site, *servers[:3])
         with pytest.raises(Away, match="doesn't answer"):
             await say(site, alice)
     of_site(site)
-    site.service.jobs._nodes = (0.0, [])
+    site.service.jobs.cluster._nodes = (0.0, [])
     with pytest.raises(Away) as away:
         await say(site)
     assert away.value.code == "slurm-away"

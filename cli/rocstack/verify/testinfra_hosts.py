@@ -16,7 +16,7 @@ from testinfra.host import Host
 
 from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
-from rocstack.deploy.read import inventory as inventories
+from rocstack.deploy.read.inventory_groups import is_node_name
 from rocstack.deploy.state.cluster_state import ClusterState
 from rocstack.edge import ssh
 from rocstack.edge.ssh import FAILED, SshHost, bounded
@@ -132,7 +132,7 @@ def _check_names(specs: Sequence[str], containers_of: Sequence[Mapping[str, str]
     control = ""
     for spec, names in zip(specs, containers_of, strict=True):
         for name in dict.fromkeys(names.values()):
-            if not inventories.is_node_name(name):
+            if not is_node_name(name):
                 raise BadInput.of("hosts-bad-name", host=spec, name=name[:_SHOWN])
             other = named_by.setdefault(name.lower(), spec)
             if other != spec:

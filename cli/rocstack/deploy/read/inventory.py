@@ -12,28 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocstack.base.errors import BadInput, Missing, Where, did_you_mean
-from rocstack.base.text import plain
+from rocstack.base.errors import BadInput, Missing, Where
 from rocstack.deploy.read import inventory_text, inventory_values
+from rocstack.deploy.read.inventory_groups import CONTROL, WORKERS, check_groups, members
 from rocstack.deploy.read.inventory_text import InventoryText
-from rocstack.deploy.read.inventory_values import is_address
 from rocstack.edge import ansible, complaints
 from rocstack.node.recording import natural_key
 
-CONTROL, WORKERS = "control", "workers"
 PLAYBOOK, TASK = "inventory.yml", "Values"
 _ASKED = ("ansible_host", "ansible_port", "ansible_user", "rocstack_address", "rocstack_rack_registry")
-# What Slurm reads as one node: slurm.conf(5), NodeName. Brackets and commas make a list of nodes.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _WAYS = ("ansible_port", "ansible_ssh_port", "ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-_RESERVED = ("default", "all")
 _HTTPS = 443
 # Of what Ansible warns of: hosts or variables are not as they were written.
 _LOST = re.compile(r"(?i)^skipping|duplicate|both group and host")
-_OTHER_WORDS = {
-    CONTROL: ("controller", "controllers", "controls", "control_node", "head", "master", "slurmctld"),
-    WORKERS: ("worker", "compute", "computes", "compute_nodes", "nodes", "slurmd", "worker_nodes"),
-}
 Hosts = Mapping[str, Mapping[str, Any]]
 
 
@@ -147,11 +138,6 @@ def _number(digits: str) -> int | str:
     return int(digits) if len(digits) < 100 else digits
 
 
-def is_node_name(name: str) -> bool:
-    """Whether Ansible and Slurm take it as one node's."""
-    return bool(_NAME.fullmatch(name)) and name.lower() not in _RESERVED
-
-
 def registry_port(registry: str) -> int:
     return int(registry.partition(":")[2] or _HTTPS)
 
@@ -195,7 +181,7 @@ def load(path: Path) -> Inventory:
         raise BadInput.of("inventory-lost", complaints.place(lost, path), warning=lost, inventory=path)
     listed = json.loads(done.stdout, parse_int=_number)
     found = of_listing(path, listed, lambda hosts: _rendered(path, hosts), text)
-    known = (*listed, *(name for group in listed for name in _members(listed, group)))
+    known = (*listed, *(name for group in listed for name in members(listed, group)))
     return replace(found, warnings=(*said, *text.nobodys(known)))
 
 
@@ -263,9 +249,9 @@ def of_listing(
         BadInput: it doesn't describe a cluster.
     """
     hosts: Hosts = listed.get("_meta", {}).get("hostvars", {})
-    groups = {name: tuple(_members(listed, name)) for name in listed if name != "_meta"}
+    groups = {name: tuple(members(listed, name)) for name in listed if name != "_meta"}
     text = text or InventoryText(path)
-    _check(groups, text)
+    check_groups(groups, text)
     text.refuse_nobodys((*groups, *hosts))
     ours = {*groups[CONTROL], *groups[WORKERS]}
     of_host: dict[str, tuple[str, ...]] = defaultdict(tuple)
@@ -286,48 +272,6 @@ def of_listing(
     _check_apart(workers, text)
     doubtful = _bad_values(ours, hosts, of_host, text, inventory_values.doubtful)
     return Inventory(path, made[groups[CONTROL][0]], workers, problems, wrong, doubtful)
-
-
-def _members(listed: Mapping[str, Any], group: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The hosts of a group and of the groups below it, each once, as people count."""
-    result = dict.fromkeys(listed.get(group, {}).get("hosts", ()))
-    for child in listed.get(group, {}).get("children", ()):
-        if child not in above:
-            result |= dict.fromkeys(_members(listed, child, (*above, group)))
-    yield from sorted(result, key=natural_key)
-
-
-def _check(groups: Mapping[str, tuple[str, ...]], text: InventoryText) -> None:
-    path = text.path
-    control, workers = groups.get(CONTROL, ()), groups.get(WORKERS, ())
-    if not groups.get("all"):
-        raise complaints.script_without_hosts(path) if complaints.is_script(path) else BadInput.of("no-hosts", path)
-    if not control:
-        raise BadInput.of("no-control", _lacking(groups, CONTROL, text), lack=_lack(groups, CONTROL))
-    if len(control) > 1:
-        raise BadInput.of("several-controls", text.of(CONTROL), count=len(control), names=", ".join(control))
-    if not workers:
-        raise BadInput.of("no-workers", _lacking(groups, WORKERS, text), lack=_lack(groups, WORKERS))
-    ours = dict.fromkeys((*control, *workers))
-    for group, members in groups.items():
-        lost = ", ".join(name for name in members if name not in ours)
-        if lost and (meant := _meant(group)):
-            raise BadInput.of("group-misspelt", text.of(group), names=lost, group=group, meant=meant)
-    if idle := [name for name in groups.get("ungrouped", ()) if name not in ours]:
-        raise BadInput.of("in-no-group", text.of(idle[0]), names=", ".join(idle))
-    folded: dict[str, str] = {}
-    for name in ours:
-        other = folded.setdefault(name.lower(), name)
-        if other != name:
-            at = max(text.of(name), text.of(other), key=lambda where: where.line or 0)
-            raise BadInput.of("node-names-alike", at, one=other, other=name)
-        if is_address(name):
-            raise BadInput.of("node-name-address", text.of(name), name=name)
-        if re.search(r"[,;=\s]", name):
-            shown = re.sub(r"=.*", "=...", name, flags=re.DOTALL)  # it may be a password
-            raise BadInput.of("node-name-words", text.of(name), name=repr(shown)[1:-1])
-        if not is_node_name(name):
-            raise BadInput.of("bad-node-name", text.of(name), name=repr(name)[1:-1])
 
 
 def _check_apart(workers: Iterable[InventoryHost], text: InventoryText) -> None:
@@ -377,30 +321,6 @@ def _bad_values(
                     raise error
                 found.setdefault(name, error)
     return found
-
-
-def _lacking(groups: Mapping[str, tuple[str, ...]], group: str, text: InventoryText) -> Where:
-    """Where the group stands that may be meant."""
-    return text.of(next((name for name in groups if name != group and _meant(name) == group), group))
-
-
-def _lack(groups: Mapping[str, tuple[str, ...]], group: str) -> str:
-    if group in groups:
-        return f"the group '{group}' has no hosts"
-    own = [name for name in groups if name not in ("all", "ungrouped")]
-    meant = next((name for name in own if _meant(name) == group), None)
-    hint = f"did you mean '{meant}'?" if meant else f"its groups are {', '.join(own)}" if own else "it has no groups"
-    return f"the inventory has no group '{group}': {hint}"
-
-
-def _meant(group: str) -> str | None:
-    """The group of ours for which another word stands."""
-    word = plain(group).replace("-", "_")
-    hint = did_you_mean(word, _OTHER_WORDS)
-    for ours, others in _OTHER_WORDS.items():
-        if word in others or hint == f"did you mean '{ours}'?":
-            return ours
-    return None
 
 
 def _rendered(path: Path, hosts: Hosts) -> tuple[Hosts, Mapping[str, str]]:

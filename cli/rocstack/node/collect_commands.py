@@ -39,7 +39,9 @@ COMMANDS = (
     "dpkg-query -W libibverbs1 ibverbs-providers rdma-core bnxt-rocelib libionic1 munge slurmd libpmix2 libpmix2t64",
     "rpm -q --qf %{NAME}\\t%{VERSION}-%{RELEASE}\\n libibverbs rdma-core libbnxt_re libionic munge slurm-slurmd pmix",
 )
-PROGRAM_FOLDERS = "/opt/rocm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
+PROGRAM_FOLDERS = (  # the second one since ROCm 10
+    "/opt/rocm/bin:/opt/rocm/core/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/niccli"
+)
 
 
 def run_command(line: str) -> tuple[dict[str, Any] | None, str]:

@@ -25,6 +25,7 @@ from rocstack.size.sizing import Sized
 from rocstack.steps import size_compile
 from rocstack.steps.options import settings
 
+KEPT = 1000  # answers, of some kB each
 OnTried = Callable[[Tried | None, int, int], None]  # how many are done, of how many; before the first, None
 
 
@@ -78,6 +79,7 @@ def compile_layouts(sized: Sized, asked: Asked, image: str | None, model: str, o
             on_tried(tried[left[at]], len(tried), len(requests))
     if len(tried) < len(requests):
         raise CheckFailed.of("compiler-says-nonsense", why=f"{len(requests) - len(tried)} layouts have no answer")
+    _prune(folder / "answers")
     found = Searched(choice=choice, tried=search.in_order(tried.values()))
     path = Path(model).parent.resolve() if model.endswith(".json") else Path(model)
     name = re.sub(r"[^a-z0-9.]+", "-", path.name.lower()).strip("-.") or "model"
@@ -100,6 +102,13 @@ def _read(line: bytes, steps: int) -> tuple[int, float, bytes]:
         raise CheckFailed.of("compiler-says-nonsense", why=visible(str(error)[:200])) from None
     own = {name: each for name, each in answer.items() if name not in _Said.model_fields}
     return said.number, said.cpu, json.dumps(own).encode()
+
+
+def _prune(answers: Path) -> None:
+    """The oldest go: each image and each model has answers of its own."""
+    there = sorted(answers.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in there[:-KEPT]:
+        path.unlink(missing_ok=True)
 
 
 def _digest(image: str, request: dict[str, Any]) -> str:

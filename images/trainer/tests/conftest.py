@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ.pop("GLOO_SOCKET_IFNAME", None)  # the image's entrypoint names the container's network
+# Not below images, which goes into the wheel as it is.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", f"{tempfile.gettempdir()}/rocstack-hypothesis")
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch; also: a process with OpenMP threads must not be forked
 
 import json

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from rocstack.cli import size as size_command
 from rocstack.cli import ui
+from rocstack.steps import size_search
 
 RECORDED = Path(__file__).parents[1] / "data/size/llama-3.1-70b-512.json"
 FOUR = ("size", "llama-3.1-70b", "--compile", "--image", "own/maxtext:1", "--json")
@@ -214,3 +216,18 @@ def test_a_search_without_its_answers(cli: Cli, there: Path, answer: str) -> Non
     assert ran.code == 1
     assert json.loads(ran.out)["error"]["code"] == "compiler-says-nonsense"
     assert (there / "lines").read_text().splitlines()[-1].startswith("rm --force rocstack-size-")
+
+
+def test_the_oldest_answers_go(cli: Cli, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size_search, "KEPT", 3)
+    folder = there / ".rocstack/size/answers"
+    folder.mkdir(parents=True)
+    for number in range(4):
+        path = folder / f"{number}.json"
+        path.write_text("{}")
+        os.utime(path, (number, number))
+    (there / "answer").write_text(layouts(300 << 30, 5 << 30))
+    assert cli(*SEARCHED).code == 0
+    left = {path.name for path in folder.iterdir()}
+    assert "3.json" in left
+    assert len(left) == 3

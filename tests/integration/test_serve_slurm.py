@@ -55,7 +55,7 @@ def served(built: Built, vllm_image: str, tmp_path_factory: pytest.TempPathFacto
     text = f"inventory: {INVENTORY}\ncluster:\n  mounts: [{shared}]\n  users: {{alice: {{uid: 2000}}}}\n"
     text += f"  health: {{drain: false}}\n  service: {{port: {PORT}}}\n"
     (workspace.folder / "rocstack.yml").write_text(text)
-    workspace.build("--role", "service", "--frozen")
+    workspace.build("--role", "service")
     cluster = DeployedCluster(workspace, None, "")  # type: ignore[arg-type]
     try:
         cluster.run("local", "up", "--nodes", "2")

@@ -5,13 +5,16 @@ import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from rocstack.base.errors import BadInput, CheckFailed, hinted
+from rocstack.base.errors import BadInput, CheckFailed, RocstackError, hinted
 from rocstack.base.text import last_line
 from rocstack.cluster.settings import Person
 from rocstack.deploy.read import inventory as inventories
+from rocstack.deploy.read import inventory_text
 from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read.inventory_groups import CONTROL
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import slurm
@@ -30,8 +33,13 @@ LOG_END = 256 << 10  # bytes of the end of a log, in which srun says what failed
 class SlurmControl:
     """The way to Slurm: the control node of an inventory."""
 
-    inventory: Inventory
+    path: Path
     ssh_host: SshHost
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """Read where a command needs more of it than the way to Slurm: that takes Ansible a second."""
+        return inventories.load(self.path)
 
     def run(self, command: Sequence[str], user: str = "", text: str = "") -> tuple[int, str, str]:
         """In the controller's container; without a user as root. Gives the exit status and both outputs.
@@ -133,7 +141,7 @@ class SlurmControl:
     def places(self, nodes: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Of workers that answer: which machine each is (by its start), and the model of a virtual node."""
         known = [name for name in nodes if "worker" in self.inventory.roles(name)]
-        hosts = ssh.ssh_hosts(self.inventory.path, known) if known else {}
+        hosts = ssh.ssh_hosts(self.path, known) if known else {}
         with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             return {name: found for name, found in zip(hosts, pool.map(_place, hosts.values()), strict=True) if found}
 
@@ -145,7 +153,7 @@ class SlurmControl:
         """
         node = self.inventory.workers[0].name
         line = _line(WORKER, [*ssh.bounded(ssh.TIMEOUT_S), "head", f"--bytes={most}", "--", path], user)
-        said = ssh.raw_output(ssh.ssh_hosts(self.inventory.path, [node])[node], line, most)[1]
+        said = ssh.raw_output(ssh.ssh_hosts(self.path, [node])[node], line, most)[1]
         if not said:
             raise CheckFailed.of("no-file-there", path=path, node=node, user=user)
         return said
@@ -159,8 +167,8 @@ class SlurmControl:
         if not node or not job.log.startswith("/"):
             raise CheckFailed.of("no-log-yet", job=job.id, state=job.state, why=job.why)
         if "worker" not in self.inventory.roles(node):
-            raise CheckFailed.of("log-elsewhere", job=job.id, node=node, path=self.inventory.path)
-        return Log(ssh.ssh_hosts(self.inventory.path, [node])[node], job)
+            raise CheckFailed.of("log-elsewhere", job=job.id, node=node, path=self.path)
+        return Log(ssh.ssh_hosts(self.path, [node])[node], job)
 
 
 @dataclass(frozen=True)
@@ -189,10 +197,13 @@ def controller(path: Path) -> SlurmControl:
     Raises:
         BadInput, Missing, CheckFailed: as the inventory's reader and `ssh.ssh_hosts`.
     """
-    with ThreadPoolExecutor(max_workers=1) as pool:  # both take Ansible a second
-        ssh_hosts = pool.submit(ssh.ssh_hosts, path, ["control"])
-        inventory = inventories.load(path)
-        return SlurmControl(inventory, ssh_hosts.result()[inventory.control.name])
+    inventory_text.refuse_lost(path)
+    try:
+        (ssh_host,) = ssh.ssh_hosts(path, [CONTROL]).values()
+    except (RocstackError, ValueError):
+        control = inventories.load(path).control.name  # says best what is wrong with the inventory
+        ssh_host = ssh.ssh_hosts(path, [control])[control]
+    return SlurmControl(path, ssh_host)
 
 
 def owner(given: str | None, here: str, users: dict[str, Person]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed, RocstackError
 from rocstack.cluster.settings import Person
-from rocstack.deploy.read.inventory import Inventory
+from rocstack.deploy.read import inventory as inventories
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.jobs import remote
@@ -21,7 +21,7 @@ from rocstack.jobs.slurm import JobRecord
 from rocstack.steps.job_options import TokenOptions
 from rocstack.steps.jobs import EVERY_S, SELDOM_S, pieces, token
 
-CONTROL = SlurmControl(Inventory(Path("inventory.yml"), (), ()), SshHost("n1"))  # type: ignore[call-arg, arg-type]
+CONTROL = SlurmControl(Path("inventory.yml"), SshHost("n1"))
 SACCT = Path(__file__).parent / "data/sacct-completed.json"
 
 
@@ -182,3 +182,29 @@ def test_a_job_that_says_nothing_is_looked_at_more_seldom(monkeypatch: pytest.Mo
     assert silent[-1] == SELDOM_S
     assert slept[33] == EVERY_S, "it spoke"
     assert end == [EVERY_S] * 3, "its last lines are not waited for so long"
+
+
+def test_the_way_to_slurm_takes_one_run_of_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text("control: {hosts: {n1: {ansible_host: 10.0.0.1}}}\nworkers: {hosts: {n2: }}\n")
+    monkeypatch.setattr(inventories, "_asking", lambda path: pytest.fail("nobody needs the list"))
+    found = remote.controller(path)
+    assert (found.ssh_host.host, found.ssh_host.address) == ("n1", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("control: {hosts: {n1: , n2: }}\nworkers: {hosts: {n2: }}\n", "several-controls"),
+        ("controller: {hosts: {n1: }}\nworkers: {hosts: {n2: }}\n", "no-control"),
+        ("control: {hosts: {n1: }}\ncontrol: {hosts: {n2: }}\nworkers: {hosts: {n2: }}\n", "duplicate-key"),
+        ("control: {hosts: {n1: {ansible_connection: docker}}}\nworkers: {hosts: {n2: }}\n", "bad-inventory"),
+        ("control: {hosts: {n1: {ansible_host: '{{ nothing }}'}}}\nworkers: {hosts: {n2: }}\n", "bad-inventory"),
+    ],
+)
+def test_an_inventory_without_a_way_to_slurm(tmp_path: Path, text: str, code: str) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text(text)
+    with pytest.raises(RocstackError) as error:
+        remote.controller(path)
+    assert error.value.code == code

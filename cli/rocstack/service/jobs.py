@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from rocstack.service.outcome import LIVE, PAUSED, SENDING
 from rocstack.service.slurm_answers import SlurmJob, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
-from rocstack.service.tables import JobRow
+from rocstack.service.tables import JobRow, ModelRow
 from rocstack.service.turns import Turns
 
 RECIPE, TUNING = "recipe", "fine_tuning"
@@ -60,6 +61,7 @@ class Jobs:
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
+    _keeping: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _fresh: dict[str, float] = field(default_factory=dict)
 
     # recipes
@@ -208,10 +210,11 @@ class Jobs:
             if row.status not in LIVE or row.slurm_id != job.id:  # another request was faster
                 return row
             change = outcome.after(row, job)
-            made = None
-            if row.kind == TUNING and change.fields.get("status") == "succeeded":
+            if row.kind != TUNING or change.fields.get("status") != "succeeded":
+                return await self._noted(row, change)
+            async with self._keeping[caller.name]:  # each may have what the one before leaves of the quota
                 used = await self.rows.database.run(lambda session: used_by(session, caller.name))
-                quota = self.limits.quota_mib * MIB
+                quota, made = self.limits.quota_mib * MIB, None
                 try:
                     made = await anyio.to_thread.run_sync(
                         self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix"), quota, used
@@ -223,19 +226,21 @@ class Jobs:
                         change = outcome.JobChange({"seen": change.fields.get("seen", row.seen)})
                     else:
                         change = outcome.without_adapter(change, error)
+                return await self._noted(row, change, made)
 
-            def work(session: Session) -> JobRow:
-                there = session.get_one(JobRow, row.id)
-                for name, value in change.fields.items():
-                    setattr(there, name, value)
-                final = "ended" in change.fields
-                for level, message in change.say:
-                    session.add(event(row.id, message, level, final))
-                if made is not None:
-                    session.add(made)
-                return there
+    async def _noted(self, row: JobRow, change: outcome.JobChange, made: ModelRow | None = None) -> JobRow:
+        def work(session: Session) -> JobRow:
+            there = session.get_one(JobRow, row.id)
+            for name, value in change.fields.items():
+                setattr(there, name, value)
+            final = "ended" in change.fields
+            for level, message in change.say:
+                session.add(event(row.id, message, level, final))
+            if made is not None:
+                session.add(made)
+            return there
 
-            return await self.rows.database.run(work)
+        return await self.rows.database.run(work)
 
     # change them
     async def cancel(self, caller: Caller, key: str) -> JobRow:

@@ -70,18 +70,18 @@ class Uploads:
         folder = self.files.storage.parts(caller)
         path = folder / part
         try:
-            size = await self.files.write(caller, path, pieces, row.bytes)
+            async with self.files.written(caller, path, pieces, row.bytes) as size:
 
-            def work(session: Session) -> UploadPart:
-                _upload(session, caller, key)
-                there = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload == key)) or 0
-                if there + size > row.bytes:
-                    raise TooBig.of("parts-too-big", more=there + size, bytes=row.bytes).about("data")
-                made = UploadPart(id=part, upload=key, bytes=size, created=now())
-                session.add(made)
-                return made
+                def work(session: Session) -> UploadPart:
+                    _upload(session, caller, key)
+                    there = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload == key)) or 0
+                    if there + size > row.bytes:
+                        raise TooBig.of("parts-too-big", more=there + size, bytes=row.bytes).about("data")
+                    made = UploadPart(id=part, upload=key, bytes=size, created=now())
+                    session.add(made)
+                    return made
 
-            made = await self.files.database.run(work)
+                made = await self.files.database.run(work)
         except BaseException:
             remove(path)
             raise

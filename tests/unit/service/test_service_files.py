@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 from conftest import CHAT, Site, lines
+from fake_slurmrestd import token
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocstack.service import dataset
-from rocstack.service.failures import RequestRefused
+from rocstack.service.failures import RequestRefused, TooBig
 from rocstack.service.files import named
 
 pytestmark = pytest.mark.anyio
@@ -143,6 +146,35 @@ async def test_the_limit_of_a_file_and_the_quota(site: Site) -> None:
     assert (await put(alice, half)).json()["error"]["code"] == "over-quota"
     assert not os.listdir(site.data / "alice" / "uploads")
     assert (await put(site.of("bob"), half)).status_code == 200
+
+
+async def test_many_that_come_at_once_have_one_quota(site: Site) -> None:
+    """Each began when nothing was there yet, and they end one after the other."""
+    caller, files = await site.service.door.caller(token("alice")), site.service.files
+    half, go = lines([{"text": "x" * 1000}] * 900), [asyncio.Event() for _ in range(5)]
+
+    async def pieces(event: asyncio.Event) -> AsyncIterator[bytes]:
+        await event.wait()
+        yield half
+
+    coming = [
+        asyncio.create_task(files.create(caller, f"{n}.jsonl", pieces(event), lambda: "fine-tune"))
+        for n, event in enumerate(go)
+    ]
+    while len(os.listdir(files.storage.parts(caller))) < len(go):
+        await asyncio.sleep(0.01)
+    codes = []
+    for event, each in zip(go, coming, strict=True):
+        event.set()
+        try:
+            codes.append((await each)["status"])
+        except TooBig as refused:
+            codes.append(refused.code)
+    assert codes == ["processed", "processed", "over-quota", "over-quota", "over-quota"]
+    assert (await put(site.of("alice"), half)).json()["error"]["code"] == "over-quota"
+    for each in (await site.of("alice").get("/v1/files")).json()["data"]:
+        await site.of("alice").delete(f"/v1/files/{each['id']}")
+    assert (await put(site.of("alice"), half)).status_code == 200, "nothing of it counts on"
 
 
 async def test_no_end_of_empty_ones_is_free(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import threading
 from pathlib import Path
 from typing import Any
@@ -375,6 +376,23 @@ async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault:
         assert (place / "adapter_model.safetensors").exists()
     assert [each["id"] for each in (await alice.get("/v1/models")).json()["data"]] == ["org/tiny"]
     assert os.listdir(site.data / "alice" / "adapters") == []
+
+
+async def test_adapters_that_come_at_once_have_one_quota(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice, keys = site.of("alice"), []
+    for number in (100, 101):
+        keys.append(key := (await tuned(alice, seed=number)).json()["id"])
+        adapter(place := folder(site, key) / "adapter")
+        data = 3 << 19  # of 2 MiB
+        head = json.dumps(
+            {"a.lora_A.weight": {"dtype": "F32", "shape": [data // 4], "data_offsets": [0, data]}}
+        ).encode()
+        (place / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(data))
+        slurm.set(number, "COMPLETED")
+    rows = [each.json() for each in await asyncio.gather(*(alice.get(f"/v1/fine_tuning/jobs/{key}") for key in keys))]
+    assert sorted(row["status"] for row in rows) == ["failed", "succeeded"]
+    assert next(row["error"]["code"] for row in rows if row["error"]) == "adapter-over-quota"
+    assert len(os.listdir(site.data / "alice" / "adapters")) == 1
 
 
 async def test_pause_and_resume(site: Site, slurm: FakeSlurmrestd) -> None:

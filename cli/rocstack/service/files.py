@@ -38,7 +38,7 @@ class StoredFiles:
     limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
     _landed: Counter[str] = field(default_factory=Counter)  # and that came since the service started
-    _checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
+    checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
 
     # files
     async def create(
@@ -170,7 +170,7 @@ class StoredFiles:
         self, caller: Caller, path: Path, name: str, purpose: str, also: Callable[[Session, str], None] | None = None
     ) -> dict[str, Any]:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
-        async with self._checking.of(caller):
+        async with self.checking.of(caller):
             found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
         to = self.path(caller, key)

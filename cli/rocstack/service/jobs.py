@@ -91,6 +91,7 @@ class Jobs:
             batch.description(script, {})
             if len(script) + len(said) > LONGEST:
                 raise TooBig.of("job-too-long", most=LONGEST >> 10)
+            await self.rows.database.run(lambda session: self._one_more(session, caller))  # before it has a folder
             folder = await anyio.to_thread.run_sync(self.storage.job, caller, key)
             assert folder == Path(request.folder)
             row = JobRow(
@@ -107,14 +108,17 @@ class Jobs:
             return await anyio.to_thread.run_sync(recipes.script, recipe, request, self.overlay)
 
     def _written(self, session: Session, caller: Caller, row: JobRow) -> None:
-        live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
-        if (session.scalar(live) or 0) >= self.limits.jobs:
-            raise TooMany.of("too-many-jobs", most=self.limits.jobs)
+        self._one_more(session, caller)
         for key in session.scalars(older_than(caller.name, KEPT)).all():
             forget(session, key)
         session.add(row)
         session.add(event(row.id, f"created: recipe {row.recipe}"))
         audit.note(session, caller.name, "job.create", row.id, row.recipe)
+
+    def _one_more(self, session: Session, caller: Caller) -> None:
+        live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
+        if (session.scalar(live) or 0) >= self.limits.jobs:
+            raise TooMany.of("too-many-jobs", most=self.limits.jobs)
 
     async def _unsent(self, caller: Caller, digest: str) -> JobRow | None:
         """The same request, which Slurm's silence kept from being handed over: it is that job, not a second one."""
@@ -318,6 +322,8 @@ class Jobs:
             row = await self.rows.own(caller, row.id)
             if (row.run, row.status) != (before.run, before.status):
                 return row  # another request was faster
+            if row.status not in LIVE:
+                await self.rows.database.run(lambda session: self._one_more(session, caller))
             old = await self.slurm.job(caller.token, row.slurm_id) if row.slurm_id else None
             if old is not None and not old.over and end:
                 await _told(self.slurm.cancel(caller.token, old.id))

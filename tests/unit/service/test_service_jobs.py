@@ -247,11 +247,15 @@ async def test_requeue_runs_it_again_after_the_old_one(site: Site, slurm: FakeSl
 
 async def test_so_many_jobs_and_no_more(site: Site, slurm: FakeSlurmrestd) -> None:
     alice = site.of("alice")
-    codes = [(await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"})).status_code for n in range(4)]
-    assert codes == [200, 200, 200, 429]
+    made = [await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"}) for n in range(4)]
+    assert [answer.status_code for answer in made] == [200, 200, 200, 429]
+    assert len(os.listdir(site.data / "alice" / "jobs")) == 3, "the one that isn't has no folder"
     slurm.set(100, "COMPLETED")
     await alice.get("/v1/jobs")
     assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    over, live = (answer.json()["id"] for answer in made[:2])
+    codes = [(await alice.post(f"/v1/jobs/{key}/requeue")).status_code for key in (over, live)]
+    assert codes == [429, 200], "one that is over would be one more"
     assert (await site.of("bob").post("/v1/jobs", json=MINE)).status_code == 200
 
 

@@ -27,7 +27,9 @@ async def evaluate(service: Service, caller: Caller, row: JobRow) -> dict[str, A
     if file.kind != "conversations":
         raise RequestRefused.of("no-conversations", file=file.id)
     base, found = row.asked["_base"], []
-    for messages in await anyio.to_thread.run_sync(_questions, service.files.path(caller, file.id)):
+    async with service.files.checking.of(caller):
+        questions = await anyio.to_thread.run_sync(_questions, service.files.path(caller, file.id))
+    for messages in questions:
         outputs = [
             {"model_name": name, "output": await service.servers.ask(caller, name, messages, TOKENS)}
             for name in (row.result, base)

@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +37,8 @@ class StoredFiles:
     storage: Storage
     limits: ClusterServiceLimits
     _coming: Counter[str] = field(default_factory=Counter)  # bytes of each person that are on their way
-    _checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
+    _landed: Counter[str] = field(default_factory=Counter)  # and that came since the service started
+    checking: Turns = field(default_factory=Turns)  # a line of some MB takes hundreds of them when it is read
 
     # files
     async def create(
@@ -51,10 +52,11 @@ class StoredFiles:
         name = named(name)
         if (early := purpose()) is not None:
             for_training(early)
+        most = self.limits.file_mib * MIB
         with self.arriving(caller) as path:
-            await self.write(caller, path, pieces, self.limits.file_mib * MIB)
-            for_training(last := purpose() or "")
-            return await self.kept(caller, path, name, last)
+            async with self.written(caller, path, pieces, most):
+                for_training(last := purpose() or "")
+                return await self.kept(caller, path, name, last)
 
     async def page(
         self,
@@ -134,35 +136,41 @@ class StoredFiles:
         finally:
             remove(path)
 
-    async def write(self, caller: Caller, path: Path, pieces: AsyncIterator[bytes], most: int) -> int:
-        """
+    @asynccontextmanager
+    async def written(self, caller: Caller, path: Path, pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[int]:
+        """How many bytes came. They count as on their way until the block has noted them, and for those that are on
+        their way meanwhile afterwards, too: who begins many at once has one quota for all of them.
+
         Raises:
             TooBig: more than `most` bytes, or than the quota leaves; the rest isn't read.
         """
+        landed = self._landed[caller.name]
         left = self.limits.quota_mib * MIB - await self.used(caller)
         done = 0
         try:
-            self._within(left, LEAST)
-            with path.open("xb") as file:
-                async for piece in pieces:
-                    done += len(piece)
-                    self._coming[caller.name] += len(piece)
-                    if done > most:
-                        raise TooBig.of("file-too-big", most=max(1, most // MIB)).about("file")
-                    self._within(left, self._coming[caller.name])
-                    await anyio.to_thread.run_sync(file.write, piece)
-                await anyio.to_thread.run_sync(synced, file)
-        except OSError as error:
-            raise Away.of("no-space", why=error.strerror) from None
+            try:
+                self._within(left, LEAST)
+                with path.open("xb") as file:
+                    async for piece in pieces:
+                        done += len(piece)
+                        self._coming[caller.name] += len(piece)
+                        if done > most:
+                            raise TooBig.of("file-too-big", most=max(1, most // MIB)).about("file")
+                        self._within(left, self._coming[caller.name] + self._landed[caller.name] - landed)
+                        await anyio.to_thread.run_sync(file.write, piece)
+                    await anyio.to_thread.run_sync(synced, file)
+            except OSError as error:
+                raise Away.of("no-space", why=error.strerror) from None
+            yield done
+            self._landed[caller.name] += done
         finally:
             self._coming[caller.name] -= done
-        return done
 
     async def kept(
         self, caller: Caller, path: Path, name: str, purpose: str, also: Callable[[Session, str], None] | None = None
     ) -> dict[str, Any]:
         """Checks it, and makes it hers; `also` is done in the same transaction."""
-        async with self._checking.of(caller):
+        async with self.checking.of(caller):
             found = await anyio.to_thread.run_sync(_checked, path)
         key = new_id("file")
         to = self.path(caller, key)

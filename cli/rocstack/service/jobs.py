@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from rocstack.service.outcome import LIVE, PAUSED, SENDING
 from rocstack.service.slurm_answers import SlurmJob, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
-from rocstack.service.tables import JobRow
+from rocstack.service.tables import JobRow, ModelRow
 from rocstack.service.turns import Turns
 
 RECIPE, TUNING = "recipe", "fine_tuning"
@@ -60,6 +61,7 @@ class Jobs:
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
+    _keeping: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _fresh: dict[str, float] = field(default_factory=dict)
 
     # recipes
@@ -89,6 +91,7 @@ class Jobs:
             batch.description(script, {})
             if len(script) + len(said) > LONGEST:
                 raise TooBig.of("job-too-long", most=LONGEST >> 10)
+            await self.rows.database.run(lambda session: self._one_more(session, caller))  # before it has a folder
             folder = await anyio.to_thread.run_sync(self.storage.job, caller, key)
             assert folder == Path(request.folder)
             row = JobRow(
@@ -105,14 +108,17 @@ class Jobs:
             return await anyio.to_thread.run_sync(recipes.script, recipe, request, self.overlay)
 
     def _written(self, session: Session, caller: Caller, row: JobRow) -> None:
-        live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
-        if (session.scalar(live) or 0) >= self.limits.jobs:
-            raise TooMany.of("too-many-jobs", most=self.limits.jobs)
+        self._one_more(session, caller)
         for key in session.scalars(older_than(caller.name, KEPT)).all():
             forget(session, key)
         session.add(row)
         session.add(event(row.id, f"created: recipe {row.recipe}"))
         audit.note(session, caller.name, "job.create", row.id, row.recipe)
+
+    def _one_more(self, session: Session, caller: Caller) -> None:
+        live = select(func.count()).select_from(JobRow).where(JobRow.owner == caller.name, JobRow.status.in_(LIVE))
+        if (session.scalar(live) or 0) >= self.limits.jobs:
+            raise TooMany.of("too-many-jobs", most=self.limits.jobs)
 
     async def _unsent(self, caller: Caller, digest: str) -> JobRow | None:
         """The same request, which Slurm's silence kept from being handed over: it is that job, not a second one."""
@@ -208,10 +214,11 @@ class Jobs:
             if row.status not in LIVE or row.slurm_id != job.id:  # another request was faster
                 return row
             change = outcome.after(row, job)
-            made = None
-            if row.kind == TUNING and change.fields.get("status") == "succeeded":
+            if row.kind != TUNING or change.fields.get("status") != "succeeded":
+                return await self._noted(row, change)
+            async with self._keeping[caller.name]:  # each may have what the one before leaves of the quota
                 used = await self.rows.database.run(lambda session: used_by(session, caller.name))
-                quota = self.limits.quota_mib * MIB
+                quota, made = self.limits.quota_mib * MIB, None
                 try:
                     made = await anyio.to_thread.run_sync(
                         self.models.take, caller, row, row.asked["_base"], row.asked.get("suffix"), quota, used
@@ -223,19 +230,21 @@ class Jobs:
                         change = outcome.JobChange({"seen": change.fields.get("seen", row.seen)})
                     else:
                         change = outcome.without_adapter(change, error)
+                return await self._noted(row, change, made)
 
-            def work(session: Session) -> JobRow:
-                there = session.get_one(JobRow, row.id)
-                for name, value in change.fields.items():
-                    setattr(there, name, value)
-                final = "ended" in change.fields
-                for level, message in change.say:
-                    session.add(event(row.id, message, level, final))
-                if made is not None:
-                    session.add(made)
-                return there
+    async def _noted(self, row: JobRow, change: outcome.JobChange, made: ModelRow | None = None) -> JobRow:
+        def work(session: Session) -> JobRow:
+            there = session.get_one(JobRow, row.id)
+            for name, value in change.fields.items():
+                setattr(there, name, value)
+            final = "ended" in change.fields
+            for level, message in change.say:
+                session.add(event(row.id, message, level, final))
+            if made is not None:
+                session.add(made)
+            return there
 
-            return await self.rows.database.run(work)
+        return await self.rows.database.run(work)
 
     # change them
     async def cancel(self, caller: Caller, key: str) -> JobRow:
@@ -313,6 +322,8 @@ class Jobs:
             row = await self.rows.own(caller, row.id)
             if (row.run, row.status) != (before.run, before.status):
                 return row  # another request was faster
+            if row.status not in LIVE:
+                await self.rows.database.run(lambda session: self._one_more(session, caller))
             old = await self.slurm.job(caller.token, row.slurm_id) if row.slurm_id else None
             if old is not None and not old.over and end:
                 await _told(self.slurm.cancel(caller.token, old.id))

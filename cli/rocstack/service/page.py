@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import anyio.to_thread
 import jinja2
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +16,7 @@ from fastapi.routing import APIRoute
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import visible, visible_lines
-from rocstack.service import failures, field_faults, progress, sign_in
+from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
 from rocstack.service.identity import COOKIE, Caller, cookie_name
@@ -217,7 +216,7 @@ async def job_log(service: Serving, caller: Person, job: str) -> Response:
 
     async def pieces() -> AsyncIterator[str]:
         offset = 0
-        while (piece := await anyio.to_thread.run_sync(progress.log, service.storage, caller, row.id, offset)).text:
+        while (piece := await service.progress.log(caller, row.id, offset)).text:
             yield piece.text
             offset = piece.offset
 
@@ -244,10 +243,9 @@ def _line(row: JobRow) -> dict[str, Any]:
 
 async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     row = await service.jobs.get(caller, key)
-    storage = service.storage
-    steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id)
-    log = await anyio.to_thread.run_sync(progress.log, storage, caller, row.id, -LOG_END, LOG_END)
-    saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)
+    steps = await service.progress.metrics(caller, row.id)
+    log = await service.progress.log(caller, row.id, -LOG_END, LOG_END)
+    saved = await service.progress.checkpoints(caller, row.id)
     drawn = [curve(label, [(each["step"], each[name]) for each in steps if name in each]) for name, label in CURVES]
     can = {"cancel": row.status in LIVE, "requeue": row.status not in LIVE and not row.result}
     if row.kind == TUNING:

@@ -5,15 +5,19 @@ import os
 import re
 import threading
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import anyio.to_thread
 
 from rocstack.service.identity import Caller
 from rocstack.service.storage import Storage
+from rocstack.service.turns import Turns
 
 LOG, METRICS, CHECKPOINTS = "log", "metrics.jsonl", "checkpoints"
 PIECE = 1 << 18  # bytes of a log in one answer
 READ, STEPS = 16 << 20, 50_000  # bytes of metrics that are read, and steps, both the newest
+READ_LINES = 200_000  # and lines: of a trainer's that many are more bytes
 LARGEST = 1e30  # of a number that is shown: sums and squares of it are numbers, too
 FILES, ROWS = 64, 200_000  # of metrics that are kept at most: files, and rows of all
 NUMBERS = (
@@ -35,6 +39,25 @@ class LogPiece:
 
     def to_dict(self) -> dict[str, Any]:
         return {"text": self.text, "offset": self.offset, "size": self.size}
+
+
+@dataclass
+class Progress:
+    """What they say, for those who ask: each person at her turn, so that nobody's odd files take all threads."""
+
+    storage: Storage
+    turns: Turns = field(default_factory=Turns)
+
+    async def log(self, caller: Caller, job: str, offset: int, most: int = PIECE) -> LogPiece:
+        return await anyio.to_thread.run_sync(log, self.storage, caller, job, offset, most)
+
+    async def metrics(self, caller: Caller, job: str, after: int = 0) -> list[dict[str, Any]]:
+        async with self.turns.of(caller):
+            return await anyio.to_thread.run_sync(metrics, self.storage, caller, job, after)
+
+    async def checkpoints(self, caller: Caller, job: str) -> list[tuple[int, int]]:
+        async with self.turns.of(caller):
+            return await anyio.to_thread.run_sync(checkpoints, self.storage, caller, job)
 
 
 def log(storage: Storage, caller: Caller, job: str, offset: int, most: int = PIECE) -> LogPiece:
@@ -76,7 +99,7 @@ def metrics(storage: Storage, caller: Caller, job: str, after: int = 0) -> list[
 
 def _steps(data: bytes) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    for line in reversed(data.split(b"\n")):
+    for line in reversed(data.rsplit(b"\n", READ_LINES)):
         row = _row(line)
         if row is not None and row["step"] not in found:
             found[row["step"]] = row

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -129,7 +128,7 @@ async def job_log(
         last = request.headers.get("last-event-id", "")
         begin = int(last) if re.fullmatch(r"[0-9]{1,15}", last) else offset
         return stream(log_pieces(service, caller, job, begin), service)
-    piece = await anyio.to_thread.run_sync(progress.log, service.storage, caller, job, offset, limit)
+    piece = await service.progress.log(caller, job, offset, limit)
     return piece.to_dict()
 
 
@@ -137,7 +136,7 @@ async def log_pieces(service: Service, caller: Caller, job: str, offset: int) ->
     left = SETTLE
     while True:
         row = await service.jobs.get(caller, job)
-        piece = await anyio.to_thread.run_sync(progress.log, service.storage, caller, job, offset)
+        piece = await service.progress.log(caller, job, offset)
         if piece.text:
             offset = piece.offset
             yield {"id": piece.offset, "text": piece.text}
@@ -159,7 +158,7 @@ async def job_metrics(
     limit: Annotated[int, Query(ge=1, le=100_000)] = 10_000,
 ) -> dict[str, Any]:
     await service.jobs.rows.own(caller, job)
-    rows = await anyio.to_thread.run_sync(progress.metrics, service.storage, caller, job, after)
+    rows = await service.progress.metrics(caller, job, after)
     return {"object": "list", "data": rows[:limit], "has_more": len(rows) > limit}
 
 

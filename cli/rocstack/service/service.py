@@ -22,6 +22,7 @@ from rocstack.service.issuer import IssuerClient
 from rocstack.service.job_rows import JobRows
 from rocstack.service.jobs import Jobs
 from rocstack.service.models import Models
+from rocstack.service.progress import Progress
 from rocstack.service.reports import VerifyReports
 from rocstack.service.serving import ModelServers
 from rocstack.service.sign_in import SignIn
@@ -47,6 +48,7 @@ class Service:
     models: Models
     jobs: Jobs
     tuning: Tuning
+    progress: Progress
     servers: ModelServers
     reports: VerifyReports
     door: Doorkeeper
@@ -76,15 +78,15 @@ class Service:
         rows = JobRows(database)
         handover = Handover(rows, storage, slurm)
         jobs = Jobs(rows, storage, slurm, ClusterView(slurm), handover, models, settings.limits, overlay)
-        stopping = asyncio.Event()
-        tuning = Tuning(settings, jobs, files, models, stopping)
+        stopping, progress = asyncio.Event(), Progress(storage)
+        tuning = Tuning(settings, jobs, files, models, progress, stopping)
         servers = ModelServers(settings, jobs, models, storage)
         sign_in = sign_in or _sign_in(settings)
         door = Doorkeeper(slurm, settings.users, sign_in)
         reports = VerifyReports(Path(settings.reports))
         return cls(
-            settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, servers, reports, door,
-            sign_in, traces, stopping,
+            settings, database, storage, slurm, files, Uploads(files), models, jobs, tuning, progress, servers, reports,
+            door, sign_in, traces, stopping,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ import anyio.to_thread
 import httpx
 
 from rocstack.base.text import from_json, visible
+from rocstack.service import slurm_peer
 from rocstack.service.failures import Away, NotSignedIn, NotThere, ServiceError, SlurmRefused
 from rocstack.service.slurm_answers import (
     ClusterNode,
@@ -202,7 +203,8 @@ class SlurmRest:
     ) -> httpx.Response:
         try:
             with self._traces.span(f"slurmrestd {method} {place(path)}", "CLIENT") as span:
-                answer = await self._http.request(method, path, json=body, headers={"X-SLURM-USER-TOKEN": token})
+                headers, trace = {"X-SLURM-USER-TOKEN": token}, {"trace": slurm_peer.look}
+                answer = await self._http.request(method, path, json=body, headers=headers, extensions=trace)
                 span.tell({"http.request.method": method, "http.response.status_code": answer.status_code})
                 return answer
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):

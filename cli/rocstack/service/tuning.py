@@ -91,6 +91,7 @@ class Tuning:
     jobs: Jobs
     files: StoredFiles
     models: Models
+    progress: progress.Progress
     stopping: asyncio.Event
 
     async def create(self, caller: Caller, body: TuningRequest) -> JobRow:
@@ -164,10 +165,10 @@ class Tuning:
     async def _events(self, caller: Caller, row: JobRow, after: int = 0) -> tuple[list[dict[str, Any]], int]:
         """All but those of steps up to `after`, and the last step. Of a long job they take half a second to make."""
         said = await self.jobs.rows.events(caller, row.id)
-        storage = self.files.storage
-        steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id, after)
-        saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)
-        found = await anyio.to_thread.run_sync(events_of, row, said, steps, saved)
+        steps = await self.progress.metrics(caller, row.id, after)
+        saved = await self.progress.checkpoints(caller, row.id)
+        async with self.progress.turns.of(caller):
+            found = await anyio.to_thread.run_sync(events_of, row, said, steps, saved)
         return found, steps[-1]["step"] if steps else after
 
     async def stream(self, caller: Caller, key: str, last: str | None = None) -> AsyncIterator[dict[str, Any]]:
@@ -196,9 +197,8 @@ class Tuning:
     async def checkpoints(self, caller: Caller, key: str) -> list[dict[str, Any]]:
         """The newest first."""
         row = await self.get(caller, key)
-        storage = self.files.storage
-        saved = await anyio.to_thread.run_sync(progress.checkpoints, storage, caller, row.id)
-        steps = await anyio.to_thread.run_sync(progress.metrics, storage, caller, row.id)
+        saved = await self.progress.checkpoints(caller, row.id)
+        steps = await self.progress.metrics(caller, row.id)
         by_step = {each["step"]: each for each in steps}
         return [_checkpoint(row, step, when, by_step.get(step, {})) for step, when in reversed(saved)]
 

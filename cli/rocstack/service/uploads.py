@@ -1,8 +1,10 @@
 """Files that come in parts: after a broken connection, only what is missing is sent again."""
 
+import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from rocstack.service.files import PENDING, UPLOAD_S, StoredFiles, for_training,
 from rocstack.service.identity import Caller
 from rocstack.service.storage import new_id, remove
 from rocstack.service.tables import StoredFile, UploadPart, UploadRow
+from rocstack.service.turns import Turns
 
 COMPLETED, CANCELLED = "completed", "cancelled"
 
@@ -25,6 +28,9 @@ COMPLETED, CANCELLED = "completed", "cancelled"
 @dataclass(frozen=True)
 class Uploads:
     files: StoredFiles
+    _joining: Turns = field(default_factory=Turns)  # a second copy of all is on the disk meanwhile
+    # No part comes to an upload that is being dropped: nobody would count it, or remove it.
+    _noting: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def begin(self, caller: Caller, name: str, purpose: str, size: int) -> dict[str, Any]:
         name = named(name)
@@ -70,18 +76,19 @@ class Uploads:
         folder = self.files.storage.parts(caller)
         path = folder / part
         try:
-            size = await self.files.write(caller, path, pieces, row.bytes)
+            async with self.files.written(caller, path, pieces, row.bytes) as size:
 
-            def work(session: Session) -> UploadPart:
-                _upload(session, caller, key)
-                there = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload == key)) or 0
-                if there + size > row.bytes:
-                    raise TooBig.of("parts-too-big", more=there + size, bytes=row.bytes).about("data")
-                made = UploadPart(id=part, upload=key, bytes=size, created=now())
-                session.add(made)
-                return made
+                def work(session: Session) -> UploadPart:
+                    _upload(session, caller, key)
+                    there = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload == key)) or 0
+                    if there + size > row.bytes:
+                        raise TooBig.of("parts-too-big", more=there + size, bytes=row.bytes).about("data")
+                    made = UploadPart(id=part, upload=key, bytes=size, created=now())
+                    session.add(made)
+                    return made
 
-            made = await self.files.database.run(work)
+                async with self._noting[caller.name]:
+                    made = await self.files.database.run(work)
         except BaseException:
             remove(path)
             raise
@@ -93,6 +100,11 @@ class Uploads:
         Raises:
             RequestRefused: parts are missing, or the file can't train. The upload stays open.
         """
+        async with self._joining.of(caller):
+            await self._complete(caller, key, order, md5)
+        return await self.get(caller, key)
+
+    async def _complete(self, caller: Caller, key: str, order: list[str], md5: str | None) -> None:
         row, sizes = await self.files.database.run(lambda session: _parts(session, caller, key))
         for part in order:
             if part not in sizes:
@@ -109,7 +121,6 @@ class Uploads:
                 caller, path, row.name, row.purpose, lambda session, file: _completed(session, caller, key, file)
             )
         await anyio.to_thread.run_sync(_forget, [folder / part for part in sizes])
-        return await self.get(caller, key)
 
     async def cancel(self, caller: Caller, key: str) -> dict[str, Any]:
         def work(session: Session) -> tuple[UploadRow, list[str]]:
@@ -119,7 +130,8 @@ class Uploads:
             audit.note(session, caller.name, "upload.cancel", key)
             return row, list(sizes)
 
-        row, parts = await self.files.database.run(work)
+        async with self._noting[caller.name]:
+            row, parts = await self.files.database.run(work)
         folder = self.files.storage.parts(caller)
         await anyio.to_thread.run_sync(_forget, [folder / part for part in parts])
         return upload_to_dict(row, None)

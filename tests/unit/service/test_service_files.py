@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy
 from conftest import CHAT, Site, lines
+from fake_slurmrestd import token
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocstack.service import dataset
-from rocstack.service.failures import RequestRefused
+from rocstack.service import dataset, uploads
+from rocstack.service.failures import RequestRefused, TooBig
 from rocstack.service.files import named
+from rocstack.service.tables import UploadPart
 
 pytestmark = pytest.mark.anyio
 GOOD = lines(CHAT)
@@ -145,6 +153,35 @@ async def test_the_limit_of_a_file_and_the_quota(site: Site) -> None:
     assert (await put(site.of("bob"), half)).status_code == 200
 
 
+async def test_many_that_come_at_once_have_one_quota(site: Site) -> None:
+    """Each began when nothing was there yet, and they end one after the other."""
+    caller, files = await site.service.door.caller(token("alice")), site.service.files
+    half, go = lines([{"text": "x" * 1000}] * 900), [asyncio.Event() for _ in range(5)]
+
+    async def pieces(event: asyncio.Event) -> AsyncIterator[bytes]:
+        await event.wait()
+        yield half
+
+    coming = [
+        asyncio.create_task(files.create(caller, f"{n}.jsonl", pieces(event), lambda: "fine-tune"))
+        for n, event in enumerate(go)
+    ]
+    while len(os.listdir(files.storage.parts(caller))) < len(go):
+        await asyncio.sleep(0.01)
+    codes = []
+    for event, each in zip(go, coming, strict=True):
+        event.set()
+        try:
+            codes.append((await each)["status"])
+        except TooBig as refused:
+            codes.append(refused.code)
+    assert codes == ["processed", "processed", "over-quota", "over-quota", "over-quota"]
+    assert (await put(site.of("alice"), half)).json()["error"]["code"] == "over-quota"
+    for each in (await site.of("alice").get("/v1/files")).json()["data"]:
+        await site.of("alice").delete(f"/v1/files/{each['id']}")
+    assert (await put(site.of("alice"), half)).status_code == 200, "nothing of it counts on"
+
+
 async def test_no_end_of_empty_ones_is_free(site: Site) -> None:
     """The disk's names are everybody's, and no quota of the file system's counts the service's."""
     alice, begun = site.of("alice"), {"bytes": 10, "filename": "a", "purpose": "fine-tune"}
@@ -199,6 +236,48 @@ async def test_a_file_in_parts_goes_on_where_it_broke(site: Site) -> None:
     assert (await alice.get(f"/v1/files/{done['file']['id']}/content")).content == GOOD
     again = await alice.post(f"{place}/complete", json={"part_ids": parts})
     assert again.json()["error"]["code"] == "upload-closed"
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
+async def test_an_upload_is_put_together_once_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy of its parts is on the disk meanwhile, which no quota counts, and a thread of all is at work."""
+    alice, copies = site.of("alice"), list[int]()
+    begun = {"bytes": len(GOOD), "filename": "a.jsonl", "purpose": "fine-tune"}
+    place = f"/v1/uploads/{(await alice.post('/v1/uploads', json=begun)).json()['id']}"
+    part = (await alice.post(f"{place}/parts", files={"data": ("p", GOOD)})).json()["id"]
+    real = uploads._joined
+
+    def noted(parts: list[Path], to: Path) -> str:
+        digest = real(parts, to)
+        time.sleep(0.1)
+        copies.append(sum(name.startswith("incoming") for name in os.listdir(to.parent)))
+        return digest
+
+    monkeypatch.setattr(uploads, "_joined", noted)
+    ask = [alice.post(f"{place}/complete", json={"part_ids": [part]}) for _ in range(6)]
+    codes = sorted([answer.status_code for answer in await asyncio.gather(*ask)])
+    assert codes == [200] + [409] * 5
+    assert copies == [1]
+
+
+async def test_a_part_that_comes_while_its_upload_is_dropped(site: Site) -> None:
+    """It stayed on the disk for ever, and no quota counted it."""
+    alice, begun, at_work = site.of("alice"), {"bytes": 10, "filename": "a", "purpose": "fine-tune"}, threading.Event()
+    place = f"/v1/uploads/{(await alice.post('/v1/uploads', json=begun)).json()['id']}"
+
+    def slow(*_: object) -> None:
+        at_work.set()
+        time.sleep(0.3)
+
+    sqlalchemy.event.listen(UploadPart, "before_insert", slow)
+    try:
+        part = asyncio.create_task(alice.post(f"{place}/parts", files={"data": ("p", b"x" * 10)}))
+        while not at_work.is_set():
+            await asyncio.sleep(0.01)
+        codes = [(await alice.post(f"{place}/cancel")).status_code, (await part).status_code]
+    finally:
+        sqlalchemy.event.remove(UploadPart, "before_insert", slow)
+    assert codes == [200, 200]
     assert not os.listdir(site.data / "alice" / "uploads")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -245,11 +247,15 @@ async def test_requeue_runs_it_again_after_the_old_one(site: Site, slurm: FakeSl
 
 async def test_so_many_jobs_and_no_more(site: Site, slurm: FakeSlurmrestd) -> None:
     alice = site.of("alice")
-    codes = [(await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"})).status_code for n in range(4)]
-    assert codes == [200, 200, 200, 429]
+    made = [await alice.post("/v1/jobs", json=MINE | {"name": f"j{n}"}) for n in range(4)]
+    assert [answer.status_code for answer in made] == [200, 200, 200, 429]
+    assert len(os.listdir(site.data / "alice" / "jobs")) == 3, "the one that isn't has no folder"
     slurm.set(100, "COMPLETED")
     await alice.get("/v1/jobs")
     assert (await alice.post("/v1/jobs", json=MINE)).status_code == 200
+    over, live = (answer.json()["id"] for answer in made[:2])
+    codes = [(await alice.post(f"/v1/jobs/{key}/requeue")).status_code for key in (over, live)]
+    assert codes == [429, 200], "one that is over would be one more"
     assert (await site.of("bob").post("/v1/jobs", json=MINE)).status_code == 200
 
 
@@ -375,6 +381,23 @@ async def test_an_adapter_that_is_none(site: Site, slurm: FakeSlurmrestd, fault:
         assert (place / "adapter_model.safetensors").exists()
     assert [each["id"] for each in (await alice.get("/v1/models")).json()["data"]] == ["org/tiny"]
     assert os.listdir(site.data / "alice" / "adapters") == []
+
+
+async def test_adapters_that_come_at_once_have_one_quota(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice, keys = site.of("alice"), []
+    for number in (100, 101):
+        keys.append(key := (await tuned(alice, seed=number)).json()["id"])
+        adapter(place := folder(site, key) / "adapter")
+        data = 3 << 19  # of 2 MiB
+        head = json.dumps(
+            {"a.lora_A.weight": {"dtype": "F32", "shape": [data // 4], "data_offsets": [0, data]}}
+        ).encode()
+        (place / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + bytes(data))
+        slurm.set(number, "COMPLETED")
+    rows = [each.json() for each in await asyncio.gather(*(alice.get(f"/v1/fine_tuning/jobs/{key}") for key in keys))]
+    assert sorted(row["status"] for row in rows) == ["failed", "succeeded"]
+    assert next(row["error"]["code"] for row in rows if row["error"]) == "adapter-over-quota"
+    assert len(os.listdir(site.data / "alice" / "adapters")) == 1
 
 
 async def test_pause_and_resume(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -552,3 +575,32 @@ async def test_numbers_of_steps_are_read_again_when_they_change(site: Site, monk
     assert (await steps(1), len(read)) == ([2, 3], 2)
     monkeypatch.setattr(progress, "FILES", 0)
     assert (await steps(), progress._KNOWN) == ([1, 2, 3], {})
+
+
+async def test_who_asks_for_all_steps_many_times_takes_one_thread(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd numbers of steps take seconds to read, again whenever the file changes: forty that ask were all threads."""
+    alice, at_work, most = site.of("alice"), 0, list[int]()
+    key = (await alice.post("/v1/jobs", json={"recipe": "mine", "arguments": ["true"]})).json()["id"]
+    file = site.data / "alice/jobs" / key / "metrics.jsonl"
+    file.write_text('{"step": 1}\n')
+
+    def noted(data: bytes) -> list[dict[str, Any]]:
+        nonlocal at_work
+        at_work += 1
+        most.append(at_work)
+        time.sleep(0.05)
+        with file.open("a") as more:
+            more.write("\n")
+        at_work -= 1
+        return []
+
+    monkeypatch.setattr(progress, "_steps", noted)
+    await asyncio.gather(*(alice.get(f"/v1/jobs/{key}/metrics") for _ in range(6)))
+    assert most == [1] * 6
+
+
+def test_short_lines_of_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 MiB of them each was read: 5 seconds."""
+    monkeypatch.setattr(progress, "READ_LINES", 4)
+    rows = [*(f'{{"step":{step}}}' for step in range(1, 9)), *['{"step":9}'] * 3, ""]
+    assert [row["step"] for row in progress._steps("\n".join(rows).encode())] == [9]

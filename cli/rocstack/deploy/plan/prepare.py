@@ -116,10 +116,11 @@ class PreparedDeploy:
         return Plan(tuple(nodes), tuple(by_node[None]), ship, self.desired.plan_notes if self.desired else ())
 
     def with_images(self, images: Mapping[str, Image]) -> PreparedDeploy:
-        """The same with images that nodes can pull now."""
+        """The same with a worker image that nodes can pull now."""
         if self.desired is None:
             return self
-        return replace(self, images=images, desired=replace(self.desired, images=images))
+        there = {**self.desired.images, "worker": images["worker"]}
+        return replace(self, images=images, desired=replace(self.desired, images=there))
 
     def facts(self, name: str) -> NodeFacts:
         """Of a node that could be read."""
@@ -171,10 +172,12 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
     if control:
         keep = known.kept_ids(cluster.keep_images)
         now, trusted = datetime.now(UTC), trust.fingerprints if trust else ()
+        # By a digest an engine may know another image. Which one these have, the journal says, and so the control node:
+        # no node hears of it before it was compared (`by_registry.bring`).
+        told = {role: replace(image, reference=None) for role, image in images.items()}
         desired = DesiredCluster(
-            inventory, cluster, request.run, keys, images, gathered, now, keep, gate, request.overlay, trusted,
-            issuer,
-        )  # fmt: skip
+            inventory, cluster, request.run, keys, told, gathered, now, keep, gate, request.overlay, trusted, issuer
+        )
     ids = {image.id for image in images.values()}
     scope = Scope(
         inventory,

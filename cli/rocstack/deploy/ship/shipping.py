@@ -100,7 +100,7 @@ class Shipping:
             rows = self._archives(prepared, image, lacking, node_runs.held, events)
             shipped = tuple(Shipped(each.node, each.seconds, each.bytes, each.attempts) for each in rows)
             failed = {each.node: each.error for each in rows if each.error}
-            return ShippingResult(image, shipped, failed, {"method": "archive"})
+            return ShippingResult(replace(image, reference=None), shipped, failed, {"method": "archive"})
         packed, started = PackedLayers(self.folder / "layers"), threading.Event()
         before = prepared.facts(desired.inventory.control.name).container(services.STORE)
         known_before = desired.has_registry and before is not None

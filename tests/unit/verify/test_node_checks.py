@@ -519,7 +519,8 @@ def test_a_warning_before_what_rocm_smi_says(tmp_path: Path, monkeypatch: pytest
     tool = tmp_path / "rocm-smi"
     tool.write_text(
         "#!/bin/sh\necho 'WARNING: AMD GPU device(s) is/are in a low-power state.'; echo\n"
-        'echo \'{"card0": {"Device ID": "0x74a1"}}\'\n'
+        'echo "WARNING: {power} is unknown"; echo \'{"card0": {"Device ID": "0x74a1"}}\'\n'
+        "echo; echo 'WARNING: One or more commands failed.'\n"
     )
     tool.chmod(0o755)
     assert program["smi"]()["cards"] == {"card0": "0x74a1"}

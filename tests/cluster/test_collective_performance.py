@@ -147,13 +147,15 @@ def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
     must be right, and large ones go faster."""
     rows = []
     for run in (summed, *([summed["big"]] if "big" in summed else [])):
-        start = run["out"].find("{")
+        start = run["out"].find('{"rows"')  # libraries may write before and behind it
         try:
-            rows += json.loads(run["out"][max(start, 0) :])["rows"]
+            rows += json.JSONDecoder().raw_decode(run["out"][max(start, 0) :])[0]["rows"]
         except (ValueError, KeyError):
             why = f"the benchmark ended with {run['code']}: {run['said'] or 'it printed nothing'}"
             record.failed("", why, evidence=run["out"])
             return
+        if run["code"]:
+            record.failed("", f"the benchmark ended with {run['code']}: {run['said']}", evidence=run["out"])
     nodes = summed["nodes"]
     by = "RCCL, GPUs" if summed["gpus"] else "gloo, CPU"
     where = f"{summed['ranks']} ranks on {len(nodes)} nodes"

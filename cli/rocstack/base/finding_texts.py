@@ -58,7 +58,8 @@ class TextEntry(Entry):
     often has its cause in another entry, so it stands after those. `kernel`, of lines of the kernel: a fault, one that
     no reset and no time mends (lasting), or one of memory that nothing used (contained). `harmless`: what the log must
     show, any of it, for the finding to be a note only. `settled`: the text of a line that takes one of this entry's
-    back, or says it better; where there are as many of those, it is no finding.
+    back, or says it better; where there are as many of those, it is no finding. `over`: the text of a line that ends
+    what was tried again: of its file, this entry's lines before it are no finding, unless more follow.
     """
 
     text: Texts = ()
@@ -69,6 +70,7 @@ class TextEntry(Entry):
     kernel: Literal["fault", "lasting", "contained"] | None = None
     harmless: ShownList = ()
     settled: Texts = ()
+    over: Texts = ()
     example: str | None = None
     examples: tuple[str, ...] = ()  # other wordings, of older and newer releases
     also: tuple[Name, ...] = ()  # entries that may stand on the same line

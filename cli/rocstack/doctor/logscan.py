@@ -1,5 +1,7 @@
 """Reads a log against the table of known texts. Pure: pieces of bytes in, findings out, memory bounded."""
 
+from __future__ import annotations
+
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -59,6 +61,9 @@ class _Reading:
             self.texts.setdefault(gate, []).append((text.encode(), known))
         self.settling = [(*text.partition("*")[::2], entry.code) for entry in entries for text in entry.settled]
         self.settled: Counter[str] = Counter()  # entry -> lines
+        self.ending = [(*text.partition("*")[::2], entry.code) for entry in entries for text in entry.over]
+        self.over: dict[str, int] = {}  # entry -> the last line of this file that says so
+        self.open: dict[str, _Tally] = {}  # of this file
         self.tallies: dict[str, _Tally] = {}
         self.rules = logrules.Rules()
         self.starts: list[int] = []
@@ -74,6 +79,10 @@ class _Reading:
             self._piece(_ANSI.sub(b"", piece) if b"\x1b" in piece else piece)
             ended = piece.endswith(b"\n")
         self.lines += not ended
+        for code, tally in self.open.items():
+            if tally.last > self.over.get(code, 0):
+                self.tallies.setdefault(code, _Tally(tally.entry)).join(tally)
+        self.open, self.over = {}, {}
         self.rules.ended()
 
     def _piece(self, piece: bytes) -> None:
@@ -89,9 +98,12 @@ class _Reading:
                         if (entry.code, number) in seen or (values := entry.read(line)) is None:
                             continue
                         seen.add((entry.code, number))
-                        self.tallies.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
+                        self.open.setdefault(entry.code, _Tally(entry)).add(self.lines + number, line, key, values)
         for begin, end, code in self.settling:
             self.settled[code] += sum(end in line.partition(begin)[2] for _, line in holding(piece, begin.encode()))
+        for begin, end, code in self.ending:
+            found = (number for number, line in holding(piece, begin.encode()) if end in line.partition(begin)[2])
+            self.over[code] = max(self.over.get(code, 0), *(self.lines + number for number in found), 0)
         self.rules.look(piece, self.lines)
         self.lines += piece.count(b"\n")
 
@@ -144,18 +156,28 @@ class _Tally:
     excerpt: str = ""
     values: dict[str, str] = field(default_factory=dict)
     count: int = 0
+    last: int = 0
     nodes: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
 
     def add(self, number: int, line: str, key: bytes, values: dict[str, str]) -> None:
         place = origin(line)
         self.count += 1
+        self.last = max(self.last, number)
         if not self.line or number < self.line:
             self.line, self.excerpt, self.values = number, excerpt(line, key), {"nic": nic_of(line), **values}
         if place.node and len(self.nodes) < _NAMES:
             self.nodes[place.node] = None
         if place.rank is not None and len(self.ranks) < _NAMES:
             self.ranks[place.rank] = None
+
+    def join(self, later: _Tally) -> None:
+        """Of a file that was read after those of this one."""
+        if not self.line:
+            self.line, self.excerpt, self.values = later.line, later.excerpt, later.values
+        self.count += later.count
+        self.nodes = dict.fromkeys([*self.nodes, *later.nodes][:_NAMES])
+        self.ranks = dict.fromkeys([*self.ranks, *later.ranks][:_NAMES])
 
     def finding(self, shown: set[str]) -> Diagnosis:
         """`shown`: what the whole log shows, which makes some findings harmless."""

@@ -109,8 +109,8 @@ class DeployedCluster:
         now = self.slurm.states(missing) if missing else {}
         wait = f"longer than the {self.slurm.wait:.0f} s that a job of the suite may wait"
         reasons = {name: f"it is {now.get(name, ('unknown', 0))[0]} for {wait}: busy, or shut" for name in missing}
-        fewer = {name: count for name, count in self._gpus.items() if count < self.slurm.gpus}
-        return reasons | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {fewer[name]}" for name in fewer}
+        other = {name: count for name, count in self._gpus.items() if self.slurm.gpus not in (0, count)}
+        return reasons | {name: f"the suite's jobs take {self.slurm.gpus} GPUs, it has {other[name]}" for name in other}
 
     def everywhere(self, command: str, names: Words = (), seconds: float = 60) -> dict[str, CommandResult]:
         """As root, beside the containers, on `names` (default: all nodes) at once."""
@@ -136,7 +136,8 @@ class DeployedCluster:
         return {node: _answer(done) for node, done in run(line, names, seconds).items()}
 
     def allocated(self) -> tuple[str, ...]:
-        """The nodes on which steps can run.
+        """The nodes on which steps can run. Where jobs take GPUs, nodes with another number of them are left out: with
+        fewer they can't have the job, and of more some would not be looked at.
 
         Raises:
             CheckSkipped, CheckFailed: no node is to be had.
@@ -144,7 +145,7 @@ class DeployedCluster:
         if not self.ready:
             raise CheckFailed.of("no-worker-ready", inventory=self.state.inventory.path)
         self.slurm.gpus = usual(self._gpus.values())
-        return self.slurm.allocate([name for name in self.ready if self._gpus[name] >= self.slurm.gpus])
+        return self.slurm.allocate([name for name in self.ready if self.slurm.gpus in (0, self._gpus[name])])
 
     @property
     def _gpus(self) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """What a check writes down of each node, pair or the cluster. The state of the check follows from it."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from rocstack.node.gate import FRAMEWORKS
 from rocstack.node.image_facts import LABEL_PREFIX, from_labels
 from rocstack.verify import thresholds
 from rocstack.verify.evidence import CheckSkipped, NodeEvidence
+from rocstack.verify.outliers import sign
 from rocstack.verify.result import (
     BUSY,
     NO_FLOOR,
@@ -111,14 +113,16 @@ class Recorder:
         nodes: Collection[str] = (),
     ) -> None:
         """By the threshold of images/thresholds.yml for the hardware of the node, or of `nodes`, which did it together,
-        where there is one."""
+        where there is one. What is no number, or a rate of nothing, was not measured: without a threshold it would be
+        told as a value, and an infinite one would meet any."""
         known = self.quantities[quantity]
         bound = self.bound(quantity, nodes or ([node] if node else ()))
         more: dict[str, Any] = {"peer": peer, "evidence": evidence}
         if bound:
             more |= {"wanted": bound.text(known.unit), "source": bound.source}
-        if value is None:
-            self.failed(node, "could not be measured", None, known.unit, **more)
+        if value is None or not math.isfinite(value) or (value <= 0 and sign(known.unit) > 0):
+            why = "could not be measured" if value is None else f"{value:g} {known.unit} is no measured value"
+            self.failed(node, why, None, known.unit, **more)
         elif bound is None:
             self.measured(node, value, known.unit, wanted=NO_FLOOR, **more)
         elif bound.holds(value):

@@ -45,7 +45,8 @@ def smi():
     if text is None:
         return None
     try:
-        answer = json.loads(text[max(text.find("{"), 0) :])  # a warning may come first
+        begin = re.search(r"^\{", text, re.MULTILINE)  # warnings may come first, and last
+        answer = json.JSONDecoder().raw_decode(text[begin.start() if begin else 0 :])[0]
         found["cards"] = {card: about["Device ID"] for card, about in answer.items() if card.startswith("card")}
         for key, kind in answer.get("system", {}).items():
             pair = re.findall(r"\d+", key)

@@ -24,8 +24,9 @@ def kept(text, pattern):
 def start(command, folder):
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", cwd=folder,
+        )  # fmt: skip
     except OSError as error:
         return error
 

@@ -145,6 +145,16 @@ def test_a_line_settles_one_finding_and_no_more() -> None:
     assert ids((stuck * 2 + settled).encode()) == {"xla-clique-stuck"}
 
 
+def test_what_ends_the_tries_of_one_file_says_nothing_of_anothers() -> None:
+    tried = b"slurmdbd: error: mysql_real_connect failed: 2002 Can't connect\n"
+    started = b"slurmdbd: slurmdbd version 25.05.3 started\n"
+    several = {"a.log": tried + started, "b.log": tried * 2, "c.log": started + tried}
+    for name, there in (("a.log", set()), ("b.log", {"slurm-database"}), ("c.log", {"slurm-database"})):
+        assert ids(several[name]) == there
+    (finding,) = logscan.scan_files([(name, [data]) for name, data in several.items()], TABLE).findings
+    assert (finding.file, finding.line, finding.count) == ("b.log", 1, 3)
+
+
 def test_there_are_many_healthy_logs() -> None:
     assert len(HEALTHY) >= 20
 

@@ -18,7 +18,7 @@ from evidence_replay import good, red, replay
 from rocstack.node import parse
 from rocstack.probe import recordings
 from rocstack.verify import suite
-from rocstack.verify.deployed_cluster import usual
+from rocstack.verify.deployed_cluster import DeployedCluster, usual
 from rocstack.verify.slurm_session import StepOutput
 from rocstack.virtual import faults, machine, model, tree
 
@@ -519,7 +519,8 @@ def test_a_warning_before_what_rocm_smi_says(tmp_path: Path, monkeypatch: pytest
     tool = tmp_path / "rocm-smi"
     tool.write_text(
         "#!/bin/sh\necho 'WARNING: AMD GPU device(s) is/are in a low-power state.'; echo\n"
-        'echo \'{"card0": {"Device ID": "0x74a1"}}\'\n'
+        'echo "WARNING: {power} is unknown"; echo \'{"card0": {"Device ID": "0x74a1"}}\'\n'
+        "echo; echo 'WARNING: One or more commands failed.'\n"
     )
     tool.chmod(0o755)
     assert program["smi"]()["cards"] == {"card0": "0x74a1"}
@@ -540,6 +541,26 @@ def test_links_that_all_nodes_lack_are_missing() -> None:
 )
 def test_one_odd_node_changes_nothing_for_the_others(counts: tuple[int, ...], taken: int) -> None:
     assert usual(counts) == taken
+
+
+@pytest.mark.parametrize(
+    ("counts", "taken", "left"),
+    [
+        ({"n1": 8, "n2": 8, "n3": 7}, ["n1", "n2"], {"n3": 7}),
+        ({"n1": 4, "n2": 4, "n3": 8}, ["n1", "n2"], {"n3": 8}),
+        ({"n1": 0, "n2": 0}, ["n1", "n2"], {}),
+    ],
+)
+def test_of_a_node_with_more_gpus_no_part_is_taken_for_all(
+    counts: dict[str, int], taken: list[str], left: dict[str, int]
+) -> None:
+    """Four of its eight would be judged, or their number would be called a fault."""
+    slurm = SimpleNamespace(gpus=0, wait=5.0, allocate=list, states=lambda names: {})
+    cluster: Any = SimpleNamespace(ready=[*counts], _gpus=counts, slurm=slurm)
+    cluster.allocated = lambda: DeployedCluster.allocated(cluster)
+    assert list(cluster.allocated()) == taken
+    whys = DeployedCluster.left_out(cluster)
+    assert whys == {name: f"the suite's jobs take {slurm.gpus} GPUs, it has {count}" for name, count in left.items()}
 
 
 def test_the_topology_is_drawn() -> None:

@@ -97,7 +97,9 @@ def bench() -> Evidence:
         for side, error in (("dist.all_reduce", 0.0), ("ring", 5.4e-8))
     ]
     found = {"tool": "bench", "nodes": NODES, "ranks": 4, "gpus": False, "code": 0, "said": ""}
-    return good() | {"collective_performance": found | {"out": f"a library's word\n{json.dumps({'rows': rows})}"}}
+    return good() | {
+        "collective_performance": found | {"out": f"a {{library}}'s word\n{json.dumps({'rows': rows})}\nanother"}
+    }
 
 
 def judged(evidence: Evidence) -> dict[str, CheckResult]:
@@ -119,6 +121,14 @@ def test_good_hardware_passes_all() -> None:
     assert [measure.value for measure in summed] == [311.29, 311.29, 311.29, 47.17], "of alltoall out of place"
     assert "between nodes via NET/IB" in summed[2].evidence
     assert all(measure.wanted and measure.source for measure in results["babelstream"].measures)
+
+
+def test_a_benchmark_whose_ranks_fail_behind_its_sums_fails() -> None:
+    evidence = bench()
+    evidence["collective_performance"] |= {"code": 139, "said": "srun: error: n2: task 3: Segmentation fault"}
+    result = judged(evidence)["collective-performance"]
+    assert result.state == "failed"
+    assert "ended with 139: srun: error: n2: task 3" in whys(result)
 
 
 def test_virtual_nodes_skip_what_needs_gpus_and_only_measure_between_cpus() -> None:

@@ -37,6 +37,14 @@ def host(said: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     return found
 
 
+def test_a_tools_words_may_be_of_any_encoding(tmp_path: Path) -> None:
+    """One byte that is no UTF-8 lost what all tools on that node had said."""
+    asked = {"batches": [{"a": ["printf", "GPU \\265s 1.0\\n"]}], "seconds": 20}
+    words = [sys.executable, str(suite.checks() / "programs/tools.py"), json.dumps(asked)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    assert json.loads(done.stdout.partition("@rocstack ")[2])["said"]["a"] == {"code": 0, "out": "GPU \ufffds 1.0\n"}
+
+
 NFT = """table inet filter {
 \tchain input {
 \t\ttype filter hook input priority filter; policy %s;

@@ -48,6 +48,27 @@ def test_a_tool_that_finds_no_gpu_has_not_failed_where_no_driver_drives_one() ->
     assert (failed.state, failed.evidence) == ("failed", "Segmentation fault")
 
 
+@pytest.mark.parametrize(
+    ("quantity", "value", "state"),
+    [
+        ("rvs-p2p", 0.0, "failed"),
+        ("rvs-p2p", -1.0, "failed"),
+        ("rvs-p2p", float("inf"), "failed"),
+        ("rvs-p2p", 48.0, "measured"),
+        ("gemm-bf16", float("nan"), "failed"),
+        ("hbm-used", 0.0, "measured"),
+        ("pcie-corrected-errors", 0.0, "measured"),
+    ],
+)
+def test_a_rate_of_nothing_is_no_value(quantity: str, value: float, state: str) -> None:
+    """Also where no floor is known, or where an infinite one would meet it."""
+    found = Recorder(NODES[:1], NODES)
+    found.judge("n1", value, quantity)
+    (measure,) = found.measures
+    assert measure.state == state
+    assert (measure.value is None) == (state == "failed")
+
+
 def test_what_a_node_says_steers_no_terminal() -> None:
     found = Recorder(NODES[:1], NODES)
     words = "\x1b]0;title\x07\x1b[2J\x1b[31mall \x9b1mis\r well\u202e\x00"

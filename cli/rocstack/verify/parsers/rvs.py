@@ -12,6 +12,7 @@ _ASKED = re.compile(
     r"^# rocstack: (?:action (?P<action>\S.*)|no targets for (?P<none>.*)|configuration (?P<file>[^,]+), at most .*)$"
 )
 _ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR")
+_FUSED = re.compile(r"(?<=\S)(?=\[RESULT)")  # of GPUs that speak at once, one may end the other's line
 _RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
 _END = re.compile(r"\[[CG]PU:: *([^\[\]]+)\]")
 _GPU = re.compile(r"\[GPU:: *(?:\d+ - +)?(\d+)")  # the id is padded to five digits, and may have one
@@ -88,7 +89,7 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
     slowest: dict[str, tuple[float, str]] = {}
     over_pcie: list[str] = []
     own, lists = False, ""  # the action whose list of tests was begun last
-    for line in (raw.strip() for raw in lines(text)):
+    for line in (part.strip() for raw in lines(text) for part in _FUSED.split(raw)):
         if _ERROR.search(line):
             errors.append(line)
         elif asked := _ASKED.match(line):

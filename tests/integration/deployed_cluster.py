@@ -17,7 +17,7 @@ from workspace import Outcome, Workspace, engine
 
 from rocstack.deploy.read import journal, verified
 from rocstack.edge import locks, ssh
-from rocstack.node.engine_errors import NOT_STARTED
+from rocstack.node.engine_errors import NOT_STARTED, tries
 
 INVENTORY = Path(".rocstack/local/inventory.yml")
 ANSWER = 120.0  # seconds for a command on a node
@@ -57,7 +57,7 @@ class DeployedCluster:
     def ssh(self, node: str, command: str, check: bool = True) -> str:
         config = self.workspace.folder / INVENTORY.with_name("ssh_config")
         line = ["ssh", "-F", str(config), node, command]
-        for _ in range(2):
+        for _ in tries():
             done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=ANSWER)
             if NOT_STARTED not in done.stderr:
                 break

@@ -18,7 +18,7 @@ from typing import IO, Any
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import last_line
 from rocstack.edge import ansible
-from rocstack.node.engine_errors import NOT_STARTED
+from rocstack.node.engine_errors import NOT_STARTED, tries
 
 PLAYBOOK, TASK = "connection.yml", "Connection"
 TIMEOUT_S = 60.0  # until ssh is through, and for the answer to a plain command
@@ -118,9 +118,10 @@ def run(
     """
     line = ssh_host.argv(command, options=["-T"])
     try:
-        done = captured(line, seconds, text.encode())
-        if NOT_STARTED.encode() in done.stderr:  # of a `docker exec`
+        for _ in tries():
             done = captured(line, seconds, text.encode())
+            if NOT_STARTED.encode() not in done.stderr:  # of a `docker exec`
+                break
     except Endless as error:
         raise ssh_host.error("no end of the answer from", str(error)) from None
     except subprocess.TimeoutExpired:
@@ -187,15 +188,18 @@ def raw_output(
     Raises:
         CheckFailed: as `output`.
     """
-    program = Program(ssh_host.argv(command, options=["-T"]))
-    data, left = b"", most
-    try:
-        with program.within(seconds):
-            while left and (piece := program.stdout.read(left)):
-                data, left = data + piece, left - len(piece)
-    finally:
-        program.end()
-    said = program.complaints()
+    for _ in tries():
+        program = Program(ssh_host.argv(command, options=["-T"]))
+        data, left = b"", most
+        try:
+            with program.within(seconds):
+                while left and (piece := program.stdout.read(left)):
+                    data, left = data + piece, left - len(piece)
+        finally:
+            program.end()
+        said = program.complaints()
+        if NOT_STARTED not in said:
+            break
     if program.returncode in (FAILED, -signal.SIGKILL):
         raise ssh_host.error("no answer from", said or f"nothing within {seconds:.0f} s")
     return program.returncode, data, last_line(said)

@@ -28,6 +28,10 @@ _FAILED = re.compile(
     r"^(?:\d+: )?srun: error: (?P<node>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
     re.MULTILINE,
 )
+# At each end of a step in a container that may not write the host's cgroups (version 1): nothing of it failed.
+_NOISE = re.compile(
+    r"slurmstepd\S*: error: (common_file_write_uints: unable to open '/sys/fs/cgroup/|Unable to move pid)"
+)
 LAST_DAY = 253_370_764_800  # seconds from 1970 to the year 9999
 LAST = 12  # lines of a rank that failed
 
@@ -184,9 +188,15 @@ def failed_task(log: str) -> FailedTask | None:
         return None
     task = re.match(r"\d+", found["tasks"])
     number = task[0] if task else ""
-    before = log[: found.start()].splitlines()
-    labelled = [line.partition(": ")[2] for line in before if line.lstrip().startswith(f"{number}: ")]
-    return FailedTask(found["node"], number, found["how"], tuple((labelled or before)[-LAST:]))
+    before, after = log[: found.start()].splitlines(), log[found.end() :].splitlines()
+    # srun may hear of a quick end before it hears what the task wrote.
+    lines = _of_task(number, before) or _of_task(number, after) or before
+    return FailedTask(found["node"], number, found["how"], tuple(lines[-LAST:]))
+
+
+def _of_task(number: str, lines: list[str]) -> list[str]:
+    own = (line.partition(": ")[2] for line in lines if line.lstrip().startswith(f"{number}: "))
+    return [line for line in own if not _NOISE.match(line)]
 
 
 def waits_for(reason: str, description: str = "") -> str:

@@ -62,7 +62,7 @@ def run_docker(*words: str, stdin: str = "", seconds: float) -> CommandOutput:
         TimeoutExpired, OSError: as subprocess.run.
     """
     line, env = [_docker_path(), *words], _environment()
-    for _ in range(2):
+    for _ in engine_errors.tries():
         done = subprocess.run(line, input=stdin.encode(), capture_output=True, timeout=seconds, env=env)
         out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
         if engine_errors.NOT_STARTED not in err:

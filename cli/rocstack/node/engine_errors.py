@@ -4,11 +4,13 @@ library only."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 
-# runc's process died before it had started anything (seen about once in a run of the integration tests, runc 1.1.15;
-# the cause is unknown): whatever was to run in the container may be tried again.
+# runc's process died before it had started anything (seen about once in a run of the integration tests, and once twice
+# in a row, runc 1.1.15; the cause is unknown): whatever was to run in the container may be tried again.
 NOT_STARTED = "unable to start container process: waiting for init preliminary setup"
+TRIES, PAUSE_S = 4, 0.2
 NOISE = ("docker: ", "Error response from daemon: ", "Run 'docker run --help' for more information")
 # In order: what is sure to stay stands above what passes.
 PATTERNS = {
@@ -32,6 +34,13 @@ PATTERNS = {
     "unreachable": r"connection (refused|reset|aborted|broken)|broken pipe|\bEOF\b|timeout|timed out"
     r"|no route to host|network is unreachable|temporary failure",
 }
+
+
+def tries() -> Iterator[None]:
+    """For what ends with NOT_STARTED; each but the first comes after a pause."""
+    for number in range(TRIES):
+        time.sleep(number * PAUSE_S)
+        yield
 
 
 def kind(text: str, among: Iterable[str], otherwise: str = "") -> str:

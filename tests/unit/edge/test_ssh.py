@@ -209,10 +209,15 @@ def test_a_longer_line_comes_in_pieces() -> None:
     program.end()
 
 
-@pytest.mark.parametrize(("failures", "calls"), [(1, 2), (9, 2)])
-def test_what_runc_never_started_is_tried_once_more(failures: int, calls: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("failures", "calls"), [(2, 3), (9, 4)])
+def test_what_runc_never_started_is_tried_again(failures: int, calls: int, tmp_path: Path) -> None:
     count = tmp_path / "calls"
     script = f'echo >>{count}; cat; [ "$(wc -l <{count})" -gt {failures} ] && exit; echo "$0" >&2; exit 126'
     done = ssh.run(ssh.SshHost("n1"), ["sh", "-c", script, f"exec failed: {NOT_STARTED}: EOF"], text="given")
     assert (done.returncode, done.stdout) == (0 if failures < calls else 126, "given")
+    assert len(count.read_text().splitlines()) == calls
+    count.unlink()
+    words = ["sh", "-c", script.replace("cat; ", ""), f"exec failed: {NOT_STARTED}: EOF"]
+    code, out, _ = ssh.output(ssh.SshHost("n1"), words, 1000)
+    assert (code, out) == (0 if failures < calls else 126, "")
     assert len(count.read_text().splitlines()) == calls

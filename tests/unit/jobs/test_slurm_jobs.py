@@ -135,6 +135,8 @@ LOG = """\
 0: step=1
 1: Traceback (most recent call last):
 1: ValueError: no
+1: slurmstepd-n2: error: common_file_write_uints: unable to open '/sys/fs/cgroup/cpuacct/cgroup.procs' for writing
+1: slurmstepd-n2: error: Unable to move pid 275 to root cgroup
 srun: error: n2: task 1: Exited with exit code 3
 srun: Terminating StepId=24.0
 0: step=2
@@ -147,6 +149,12 @@ def test_the_first_task_that_failed_and_its_last_lines() -> None:
     assert failed
     assert (failed.node, failed.task, failed.how) == ("n2", "1", "Exited with exit code 3")
     assert failed.lines == ("Traceback (most recent call last):", "ValueError: no")
+
+
+def test_what_a_task_wrote_may_come_after_its_end() -> None:
+    failed = slurm.failed_task("srun: error: n2: task 1: Exited with exit code 3\n1: the reason\n0: step=2\n")
+    assert failed
+    assert failed.lines == ("the reason",)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ def program(folder: Path, complaint: str, failures: int) -> Path:
 @pytest.mark.parametrize(
     ("complaint", "failures", "calls", "code"),
     [
-        (f"OCI runtime exec failed: exec failed: {NOT_STARTED}: read init-p: connection reset by peer", 1, 2, 0),
-        (f"OCI runtime exec failed: exec failed: {NOT_STARTED}: EOF", 9, 2, 126),
+        (f"OCI runtime exec failed: exec failed: {NOT_STARTED}: read init-p: connection reset by peer", 2, 3, 0),
+        (f"OCI runtime exec failed: exec failed: {NOT_STARTED}: EOF", 9, 4, 126),
         ("OCI runtime exec failed: exec failed: unable to start container process: exec: no such file", 1, 1, 126),
     ],
-    ids=["never started", "never started, twice", "another failure"],
+    ids=["never started", "never started, ever", "another failure"],
 )
-def test_what_was_never_started_is_tried_once_more(
+def test_what_was_never_started_is_tried_again(
     complaint: str, failures: int, calls: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = program(tmp_path, complaint, failures)

@@ -117,6 +117,18 @@ def test_failing_smoke_test_leaves_the_old_image(built: Built, workspace: Worksp
     assert inspect(workspace.reference("control"))["Id"] == before
 
 
+def test_a_program_whose_library_is_not_there(workspace: Workspace) -> None:
+    odd = "sed s/libsmartcols.so.1/libsmartcolx.so.1/ /usr/bin/lslogins >/usr/bin/odd; chmod 755 /usr/bin/odd"
+    runtime = f"{{% block runtime %}}{{{{ super() }}}}{odd}\n{{% endblock %}}\n"
+    own = overlay(workspace.folder, components__registry=runtime)
+    outcome = workspace.run("build", "--json", "--role", "control", "--overlay", own)
+    said = outcome.failure("control")
+    assert said["stage"] == "smoke-control"
+    assert "ELF files with libraries that are not in the image" in said["error"]
+    log = (workspace.folder / outcome.image("control")["log"]).read_text()
+    assert "/usr/bin/odd: libsmartcolx.so.1 is not in the image" in log
+
+
 # What the lock holds against the world
 
 

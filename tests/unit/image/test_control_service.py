@@ -103,7 +103,7 @@ while :; do sleep 0.05; done
 def test_slurmrestd_ends_before_slurmctld_leaves_its_port_and_with_slurmdbd(tmp_path: Path) -> None:
     """A job that waits for the port would get the tokens of all who ask while slurmctld writes down what it knows."""
     text = f"service=control\nset -euo pipefail\n{CONTROL}\n".replace("/run/rocstack", str(tmp_path))
-    text += "end_rest() { echo slurmrestd ends; }\n"
+    text += "end_rest() { echo slurmrestd ends; }\nrefuse_taken() { :; }\n"
     (tmp_path / "slurmctld").write_text(SLURMCTLD)
     told = f"{text}as() {{ exec bash {tmp_path}/slurmctld; }}\nserve_controller\n"
     with subprocess.Popen(["bash", "-c", told], stdout=subprocess.PIPE, text=True) as program:
@@ -124,12 +124,22 @@ def test_slurmrestd_ends_before_slurmctld_leaves_its_port_and_with_slurmdbd(tmp_
     assert (done.returncode, done.stdout) == (1, "slurmrestd ends\n")
 
 
-def test_a_port_that_somebody_else_has_is_said_with_whose_it_is() -> None:
-    with listening() as port:
-        env = {**os.environ, "ROCSTACK_RESTD": f"127.0.0.1:{port}"}
-        text = f"service=control\nset -euo pipefail\n{CONTROL}\nports() {{ :; }}\nsay_taken\n"
-        done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, check=True)
-    assert f"a program of uid {os.getuid()} has port {port}" in done.stderr
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd"])
+def test_no_slurmctld_starts_beside_a_job_at_its_port_or_slurmdbds(tmp_path: Path, daemon: str) -> None:
+    """It would take from that program who its administrators are."""
+    for name in ("slurm.conf", "slurmdbd.conf"):
+        (tmp_path / name).write_text("# nothing of ports\n")
+    theirs = {"slurmctld": 6817, "slurmdbd": 6819}[daemon]
+    text = f"service=control\nset -euo pipefail\n{CONTROL}\n".replace("/etc/slurm", str(tmp_path))
+    text += "as() { echo started; }\nid() { echo 64030; }\n"
+    text += f'listeners() {{ [ "$1" = {theirs} ] && echo "$THEIRS" || echo 64030; }}\nserve_controller\n'
+    done, well = (
+        subprocess.run(["bash", "-c", text], env={**os.environ, "THEIRS": uid}, capture_output=True, text=True)
+        for uid in ("2001", "64030")
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"a program of uid 2001 has port {theirs} of this node" in done.stderr
+    assert (well.returncode, well.stdout, well.stderr) == (0, "started\n", "")
 
 
 def test_tokens_that_come_by_tls_go_to_slurmrestds_socket_alone(tmp_path: Path) -> None:

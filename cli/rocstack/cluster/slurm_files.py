@@ -18,6 +18,7 @@ from rocstack.stack.blocks import Blocks, environment, sources, split
 from rocstack.stack.sandbox import for_templates
 
 ALL = "all"
+COMMUNICATION = "communicationparameters"  # ours and those of `cluster.slurm` together
 JWT_KEY = "/run/slurm/jwt_hs256.key"
 BLOCKS = {
     "slurm.conf": ("controller", "security", "jobs", "scheduling", "accounting", "nodes", "partitions", "more"),
@@ -92,6 +93,7 @@ def files(
         "cgroups": cgroups,
         "seconds": for_templates(seconds),
         "jwt_key": JWT_KEY,
+        "communication": [str(value) for key, value in cluster.slurm.items() if key.lower() == COMMUNICATION],
         "pmix": pmix,
         "nodes": _nodes(workers),
         "virtual": virtual,
@@ -221,11 +223,13 @@ def _step(key: str) -> str:
 
 
 def _more(cluster: ClusterSettings, conf: str) -> tuple[str, ...]:
-    ours = {line.partition("=")[0].lower() for line in conf.splitlines() if "=" in line}
+    ours = {line.partition("=")[0].lower() for line in conf.splitlines() if "=" in line} - {COMMUNICATION}
     for key in cluster.slurm:
         if key.lower() in {*ours, *_NEVER}:
             raise BadInput.of("bad-slurm-line", key=key, step=_step(key)).at("cluster", "slurm", key)
     yes = {True: "YES", False: "NO"}
     return tuple(
-        f"{key}={yes[value] if isinstance(value, bool) else value}" for key, value in sorted(cluster.slurm.items())
+        f"{key}={yes[value] if isinstance(value, bool) else value}"
+        for key, value in sorted(cluster.slurm.items())
+        if key.lower() != COMMUNICATION
     )

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import rendezvous, start_gate
+from . import own_folder, rendezvous, start_gate
 from .collect import collect
 from .fabric import ENV_PATH, Fabric, fabric, parse_env, render_env
 from .gate import FITS, LIBRARIES, SLINGSHOT, SLINGSHOT_FILES, UNFIT, UNKNOWN, GateFinding, GateVerdict, judge
@@ -235,6 +235,11 @@ def task() -> int:
     for name, value in variables.items():
         if name not in os.environ:
             print(f"export {name}={value}")
+    try:
+        for line in own_folder.lines(os.environ):
+            print(line)
+    except OSError as error:
+        report(f"no folder of this user's own for compiled code: {error}")
     try:
         meeting = rendezvous.variables(os.environ, rendezvous.read_secret(os.environ))
     except (KeyError, IndexError, ValueError) as error:

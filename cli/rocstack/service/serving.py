@@ -28,6 +28,7 @@ from rocstack.service.failures import Away, NotThere, RequestRefused, ServiceErr
 from rocstack.service.identity import Caller
 from rocstack.service.jobs import Jobs, Word, request_of, why
 from rocstack.service.models import Models
+from rocstack.service.slurm_peer import TracedTransport
 from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
 
@@ -65,10 +66,13 @@ class ModelServer:
     url: str
     trust: ssl.SSLContext
     token: str
+    strangers: frozenset[int] = frozenset()  # uids of jobs' users, who are sent nothing where no TLS tells who is there
 
     def client(self) -> httpx.AsyncClient:
+        plain = self.url.startswith("http://")
         return httpx.AsyncClient(
             base_url=self.url,
+            transport=TracedTransport(lambda uid: uid not in self.strangers) if plain else None,
             # What comes is counted as it comes: a few packed bytes could be gigabytes.
             headers={"Authorization": f"Bearer {self.token}", "Accept-Encoding": "identity"},
             verify=self.trust,
@@ -162,7 +166,7 @@ class ModelServers:
                 lost.append(error)
         for each in self.settings.servers:
             try:
-                found += [_of_site(each, caller)] if each.model == base else []
+                found += [_of_site(each, caller, self._strangers)] if each.model == base else []
             except NotThere as error:
                 lost.append(error)
         if found:
@@ -222,6 +226,10 @@ class ModelServers:
         except ValueError:
             return []
 
+    @property
+    def _strangers(self) -> frozenset[int]:
+        return frozenset(person.uid for person in self.settings.users.values())
+
     def _announced(self, caller: Caller, row: JobRow) -> Announcement | None:
         try:
             with self.storage.opened(caller, "jobs", row.id, ANNOUNCED) as file:
@@ -236,7 +244,7 @@ def by_nearness(name: str, servers: list[ModelServer]) -> list[ModelServer]:
     return sorted(servers, key=lambda each: hashlib.sha256(f"{each.key}\0{name}".encode()).digest())
 
 
-def _of_site(server: SiteServer, caller: Caller) -> ModelServer:
+def _of_site(server: SiteServer, caller: Caller, strangers: frozenset[int]) -> ModelServer:
     """
     Raises:
         NotThere: its CA isn't there.
@@ -245,7 +253,7 @@ def _of_site(server: SiteServer, caller: Caller) -> ModelServer:
         trust = _trusted(server.ca, os.stat(server.ca).st_mtime_ns if server.ca else 0)
     except (OSError, ssl.SSLError):
         raise NotThere.of("no-server-ca", file=server.ca) from None
-    return ModelServer(server.url, server.url, trust, caller.token)
+    return ModelServer(server.url, server.url, trust, caller.token, strangers)
 
 
 @lru_cache(maxsize=64)

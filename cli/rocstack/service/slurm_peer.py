@@ -1,11 +1,12 @@
-"""Whose process answers at slurmrestd's port on this machine. While slurmrestd is away, as during a rotation of keys, a
-job on the control node could listen there: it would get the tokens of all who ask, and say yes to any."""
+"""Whose process answers at a port of this machine: slurmrestd's, or a gateway's of the site. While it is away, as
+slurmrestd during a rotation of keys, a job on the control node could listen there: it would get the tokens of all who
+ask, and say yes to any."""
 
 import ipaddress
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,26 +20,48 @@ TAKEN_S, PAUSE_S = 3.0, 0.01  # until a connection is taken; between two looks
 Address = tuple[str, int]
 
 
-async def look(event: str, about: dict[str, Any]) -> None:
-    """httpcore's `trace`: between a connection and what is sent by it.
-
-    Raises:
-        httpx.ConnectError: on this machine, and another user's program has it.
-    """
-    if event != "connection.connect_tcp.complete":
-        return
-    stream = about["return_value"]
-    near, far = (stream.get_extra_info(name)[:2] for name in ("client_addr", "server_addr"))
-    if ipaddress.ip_address(far[0]).is_loopback and not await anyio.to_thread.run_sync(_known, near, far):
-        await stream.aclose()
-        raise httpx.ConnectError("another program has slurmrestd's port")
+Trace = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
-def _known(near: Address, far: Address) -> bool:
+def trace(known: Callable[[int], bool]) -> Trace:
+    """httpcore's `trace`: between a connection and what is sent by it. `known` says of a uid whether it may hear it. It
+    raises httpx.ConnectError where another user's program on this machine has the port."""
+
+    async def look(event: str, about: dict[str, Any]) -> None:
+        if event != "connection.connect_tcp.complete":
+            return
+        stream = about["return_value"]
+        near, far = (stream.get_extra_info(name)[:2] for name in ("client_addr", "server_addr"))
+        if not ipaddress.ip_address(far[0]).is_loopback:
+            return
+        owner = await anyio.to_thread.run_sync(_taken_by, near, far)
+        if owner is None or not (owner in (0, os.getuid()) or known(owner)):
+            await stream.aclose()
+            raise httpx.ConnectError("another program has that port")
+
+    return look
+
+
+look = trace(lambda uid: uid == SLURMREST_UID)
+
+
+class TracedTransport(httpx.AsyncHTTPTransport):
+    """A client's way on which each connection is looked at."""
+
+    def __init__(self, known: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._trace = trace(known)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        request.extensions = {**request.extensions, "trace": self._trace}
+        return await super().handle_async_request(request)
+
+
+def _taken_by(near: Address, far: Address) -> int | None:
     until = time.monotonic() + TAKEN_S
     while (owner := _owner(near, far, _lines())) is None and time.monotonic() < until:
         time.sleep(PAUSE_S)
-    return owner in (SLURMREST_UID, os.getuid(), 0)
+    return owner
 
 
 def _owner(near: Address, far: Address, lines: Iterable[str]) -> int | None:

@@ -24,6 +24,7 @@ from rocstack.node.fabric import ENV_PATH, parse_env
 from rocstack.node.profile import NodeProfile
 from rocstack.stack import gpus
 from rocstack.verify import thresholds
+from rocstack.verify.slurm_session import USER
 from rocstack.verify.thresholds import Quantity, Threshold
 
 FILL_IN = "<changeme>"  # cvs itself refuses to run while a value is that
@@ -58,8 +59,10 @@ _FABRIC = {
     for name in names
 }
 _MARK = "rocstack-answer"
+# Not as root: amd-smi trusts a lock in /dev/shm that any user can have made.
 _ASK = f"""cat /sys/class/dmi/id/bios_version; echo {_MARK}; lsmem --summary=only; echo {_MARK}
-docker exec {services.WORKER} amd-smi firmware --json; echo {_MARK}; docker exec {services.WORKER} cat {ENV_PATH}"""
+docker exec --user={USER} {services.WORKER} amd-smi firmware --json; echo {_MARK}
+docker exec {services.WORKER} cat {ENV_PATH}"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""A MUNGE credential of every worker is decoded at the control node, and one of the control node at every worker."""
+"""A MUNGE credential of every worker is decoded at the control node, and one of the control node at every worker.
+
+They travel in command lines, which jobs' users read, and Slurm takes one without a payload for any message of who made
+it. So an ordinary user makes them, and nobody else can decode them."""
 
 from __future__ import annotations
 
@@ -26,15 +29,18 @@ def run(cluster: Any) -> dict[str, Any]:
     """Worker -> {"here": of the control node's credential, "there": of its own at the control node, "host": of its
     host's, or None where no MUNGE runs there}."""
     of_control, why = _made(cluster.slurm)
-    line = f"{_decode([of_control])}; timeout 5 munge -n"
-    outputs = cluster.in_workers(line, seconds=30)
+    user = shlex.quote(cluster.slurm.user)
+    line = shlex.quote(f"{_decode([of_control])}; timeout 5 munge -n --restrict-uid={user}")
+    outputs = cluster.in_workers(
+        f'exec setpriv --reuid={user} --regid="$(id -g {user})" --clear-groups sh -c {line}', seconds=30
+    )
     parts = {name: done.stdout.partition("\n") for name, done in outputs.items()}
     texts = {name: text.strip() for name, (_, _, text) in parts.items()}
     names = sorted(name for name, text in texts.items() if CREDENTIAL.fullmatch(text))
     there = {name: read(f"it made no credential, but {len(text)} characters") for name, text in texts.items() if text}
     for first in range(0, len(names), AT_ONCE):
         some = names[first : first + AT_ONCE]
-        decoded = cluster.slurm.admin("sh", "-c", _decode([texts[name] for name in some])).stdout.splitlines()
+        decoded = cluster.slurm.run("sh", "-c", _decode([texts[name] for name in some])).stdout.splitlines()
         there |= {name: read(_plain(text)) for name, text in zip_longest(some, decoded[: len(some)], fillvalue="")}
     hosts = cluster.everywhere(HOST, cluster.workers)
     return {
@@ -50,7 +56,7 @@ def run(cluster: Any) -> dict[str, Any]:
 def _made(slurm: Any) -> tuple[str, str]:
     """The control node's credential; else nothing, and why. All workers are judged by it, so it is asked for again."""
     for _ in range(TRIES):
-        done = slurm.admin("timeout", "5", "munge", "-n")
+        done = slurm.run("timeout", "5", "munge", "-n", f"--restrict-uid={slurm.user}")
         if CREDENTIAL.fullmatch(done.stdout.strip()):
             return done.stdout.strip(), ""
     message = (done.stderr or done.stdout).strip() or "it said nothing"

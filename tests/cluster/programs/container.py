@@ -1,5 +1,8 @@
 """In each worker's container, as root: whether the image fits this node, and whether its parts load there.
 
+The parts are loaded and started as the suite's user: libraries share files in /dev/shm with whoever made them first
+(rocm_smi: a lock of the threads library, whose memory that user can write to).
+
 Arguments: names of nodes, to be resolved. One JSON value.
 """
 
@@ -9,12 +12,14 @@ import glob
 import importlib.util
 import json
 import os
+import pwd
 import re
 import shutil
 import socket
 import subprocess
 import sys
 
+USER = "rocstack-verify"
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 UNIQUE = """import ctypes, sys
 lib, unique = ctypes.CDLL(sys.argv[1]), ctypes.create_string_buffer(128)
@@ -43,12 +48,23 @@ PARTS = {
 FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/opt/rocm*/lib", "/opt/*/lib", "/usr/local/lib")
 
 
-def said(*command, seconds=30):
+def said(*command, seconds=30, **options):
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, str(error)
     return done.returncode, (done.stdout + done.stderr).strip()
+
+
+@functools.lru_cache(None)
+def plain():
+    """The suite's user, as subprocess has it; nothing where somebody else than root asks."""
+    if os.geteuid():
+        return {}
+    user = pwd.getpwnam(USER)
+    own = {"HOME": user.pw_dir, "USER": USER, "LOGNAME": USER}
+    devices = [number for number in os.getgroups() if number]
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": devices, "env": {**os.environ, **own}}
 
 
 @functools.lru_cache(None)
@@ -71,7 +87,7 @@ def loads(name, program):
     path = library(name)
     if not path:
         return f"no {name}"
-    code, text = said(sys.executable, "-c", program, path)
+    code, text = said(sys.executable, "-c", program, path, **plain())
     return "" if code == 0 else f"{name}: {(text.splitlines() or [f'exit status {code}'])[-1]}"
 
 
@@ -79,7 +95,7 @@ def starts(line):
     words = line.split()
     if not shutil.which(words[0]):
         return f"no {words[0]}"
-    code, text = said(*words)
+    code, text = said(*words, **plain())
     broken = re.search(r"Traceback|error while loading shared.*", text)
     if code < 0 or 126 <= code < 255 or broken:
         return f"{line}: {broken[0] if broken else f'exit status {code}'}"

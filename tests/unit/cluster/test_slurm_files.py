@@ -281,6 +281,15 @@ def test_more_lines() -> None:
     assert text.endswith("DisableRootJobs=YES\nJobFileAppend=1\nLicenses=matlab:10\n")
 
 
+def test_a_credential_counts_for_its_own_message_alone() -> None:
+    """One that somebody else saw, without a payload, is worth nothing to slurmctld, slurmd and slurmdbd."""
+    for name in ("slurm.conf", "slurmdbd.conf"):
+        assert "\nCommunicationParameters=block_null_hash\n" in made([node("n1", 1)])[name]
+    text = made([node("n1", 1)], slurm={"CommunicationParameters": "EnableIPv6"})["slurm.conf"]
+    (line,) = (line for line in text.splitlines() if line.startswith("CommunicationParameters"))
+    assert line == "CommunicationParameters=block_null_hash,EnableIPv6"
+
+
 @pytest.mark.parametrize(
     "key", ["PreemptType", "preempttype", "NodeName", "PartitionName", "Include", "SlurmdParameters"]
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
+import stat
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -358,6 +361,23 @@ def test_the_service_is_on_the_control_node_alone_and_has_no_rights() -> None:
         "--volume=/etc/rocstack/keys/service-database:/run/secrets/service-database:ro"
         in container(desired, services.DB).args
     )
+
+
+def test_what_a_user_has_put_at_the_services_folder_gets_no_other_owner(tmp_path: Path) -> None:
+    """The command runs as root, and users may write beside the folder: a link could come between a look and the act."""
+    commands = served({"n1": {}, "n2": {}, "n3": {}}).node_specs()["n1"].commands
+    (line,) = (each for each in commands if each[-1] == "/shared/rocstack")
+    assert line[:4] == (services.CONTROL, "sh", "-c", line[3])
+    (tmp_path / "chown").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/chowned\n')
+    (tmp_path / "chown").chmod(0o755)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "theirs")
+    (tmp_path / "dangling").symlink_to(tmp_path / "none")
+    env = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    for name in ("theirs", "link", "dangling", "new/folder"):
+        subprocess.run([*line[1:-1], f"{tmp_path}/{name}"], env=env, check=True, capture_output=True)
+    assert (tmp_path / "chowned").read_text() == f"--no-dereference 64033:64033 {tmp_path}/new/folder\n"
+    assert stat.S_IMODE((tmp_path / "new/folder").stat().st_mode) == 0o711
 
 
 def test_what_the_service_reads() -> None:

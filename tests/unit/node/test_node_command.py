@@ -18,6 +18,7 @@ from resolved_stack import join
 
 from rocstack.node import (
     node_command,
+    own_folder,
     rdma_check,
     start_gate,
     start_options,
@@ -522,8 +523,13 @@ def test_tasks_get_what_they_did_not_set(
     file.write_text("# why\nNCCL_NET='AWS Libfabric'\nNCCL_IB_TC=104\n")
     monkeypatch.setattr(node_command, "ENV_FILES", (str(tmp_path / "none"), str(file)))
     monkeypatch.setenv("NCCL_IB_TC", "96")
+    monkeypatch.setattr(own_folder, "SHARED", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert node_command.main(["env", "--task"]) == 0
-    assert capsys.readouterr().out == "export NCCL_NET=AWS Libfabric\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "export NCCL_NET=AWS Libfabric",
+        f"export TORCHINDUCTOR_CACHE_DIR={tmp_path}/rocstack-{os.getuid()}/torchinductor",
+    ]
 
 
 def test_a_task_without_the_file_runs(
@@ -531,10 +537,13 @@ def test_a_task_without_the_file_runs(
 ) -> None:
     file = tmp_path / "fabric.env"
     monkeypatch.setattr(node_command, "ENV_FILES", (str(file),))
+    monkeypatch.setattr(own_folder, "SHARED", str(tmp_path / "none"))
+    monkeypatch.delenv("TMPDIR", raising=False)
     assert node_command.main(["env", "--task"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 2)
+    assert (said.out, said.err.count("\n")) == ("", 3)
     assert f"there is no {file}" in said.err
+    assert "no folder of this user's own for compiled code" in said.err
     assert "no rendezvous for this task: KeyError: 'SLURM_JOB_NUM_NODES'" in said.err
     file.write_text("A='\n")
     assert node_command.main(["env", "--task"]) == 0

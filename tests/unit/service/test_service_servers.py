@@ -15,7 +15,7 @@ import httpx
 import pytest
 import tiny_adapters as tiny
 import uvicorn
-from conftest import Site, serve, settings
+from conftest import PEOPLE, Site, serve, settings
 from fake_slurmrestd import FakeSlurmrestd, token
 from model_servers import BASE, CHAT, chat, listening, own_adapter
 from sqlalchemy import update
@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster.service import SiteServer
-from rocstack.service import app, config
+from rocstack.service import app, config, slurm_peer
 from rocstack.service.failures import Away
 from rocstack.service.identity import Caller
 from rocstack.service.serving import ModelServer, by_nearness
@@ -151,6 +151,23 @@ async def say(site: Site, caller: Caller | None = None) -> str:
 
 
 GOOD = {"choices": [{"message": {"content": "good"}}]}
+
+
+async def test_a_job_at_the_port_of_the_sites_gateway_hears_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the control node, while the gateway is away: it would get the Slurm tokens of all who ask."""
+    tiny.base(site.service.models.folder / "org/small")
+    async with answering(JSONResponse(GOOD)) as (server, asked):
+        of_site(site, server)
+        monkeypatch.setattr(slurm_peer, "_owner", lambda *_: PEOPLE["bob"].uid)
+        with pytest.raises(Away):
+            await say(site)
+        posted = {"model": BASE, "messages": [{"role": "user", "content": "hello"}]}
+        assert (await site.of("alice").post(CHAT, json=posted)).status_code == 503
+        assert not asked
+        monkeypatch.setattr(slurm_peer, "_owner", lambda *_: 990)  # whoever runs the site's
+        assert await say(site) == "good"
 
 
 async def test_one_bad_server_hides_no_good_one(site: Site, slurm: FakeSlurmrestd, tmp_path: Path) -> None:

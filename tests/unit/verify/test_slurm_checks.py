@@ -343,10 +343,10 @@ class Fails:
     was given to decode."""
 
     def __init__(self, failures: int) -> None:
-        self.failures, self.slurm, self.workers = failures, self, ["n2"]
+        self.failures, self.slurm, self.workers, self.user = failures, self, ["n2"], "rocstack-verify"
 
-    def admin(self, *command: str) -> Any:
-        if command[-1] != "-n":
+    def run(self, *command: str) -> Any:
+        if "munge" not in command:
             return SimpleNamespace(rc=0, stdout=f"{GOOD}\n", stderr="")
         self.failures -= 1
         good = self.failures < 0
@@ -374,25 +374,27 @@ class Munge:
     payload in base64, and is bad with the payload "bad"."""
 
     def __init__(self, folder: Path, made: dict[str, str]) -> None:
-        self.made, self.slurm, self.workers = made, self, list(made)
+        self.made, self.slurm, self.workers, self.user = made, self, list(made), "rocstack-verify"
         self.env = {"PATH": f"{folder}:/usr/bin:/bin"}
         scripts = {
             "munge": 'echo MUNGE:$(printf %s "$PAYLOAD" | base64 --wrap=0):',
             "unmunge": """payload=$(cut -d: -f2 | base64 -d)
                 [ "$payload" = bad ] && echo "STATUS: Expired credential (15)" || echo "STATUS: Success (0)"
                 case "$*" in *output=/dev/null*) ;; *) echo; echo "$payload" ;; esac""",
+            "setpriv": 'shift 3; exec "$@"',
+            "id": "echo 64001",
         }
         for name, script in scripts.items():
             (folder / name).write_text(f"#!/bin/sh\n{script}\n")
             (folder / name).chmod(0o755)
 
-    def admin(self, *command: str, payload: str = "own") -> Any:
+    def run(self, *command: str, payload: str = "own") -> Any:
         env = self.env | {"PAYLOAD": payload}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return SimpleNamespace(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     def in_workers(self, line: str, seconds: float) -> Any:
-        return {name: self.admin("sh", "-c", line, payload=payload) for name, payload in self.made.items()}
+        return {name: self.run("sh", "-c", line, payload=payload) for name, payload in self.made.items()}
 
     def everywhere(self, line: str, names: list[str]) -> Any:
         return {name: SimpleNamespace(stdout="absent\n", stderr="") for name in names}

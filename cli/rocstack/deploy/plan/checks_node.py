@@ -6,7 +6,7 @@ from functools import partial
 from rocstack.base.text import listed
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
-from rocstack.deploy.read.facts import PORTS, NodeFacts
+from rocstack.deploy.read.facts import PORTS, SLURMD, NodeFacts
 from rocstack.node.containers import OLD
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
@@ -91,12 +91,13 @@ NODE_RULES |= {"clock-wrong": partial(_clock, CLOCK, float("inf")), "clock-off":
 
 @node_rule
 def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """In the worker's container jobs run, too: of what listens there, slurmd alone is ours."""
     purposes = dict(scope.ports.get(node.name, {}))
     for role in scope.roles(node):
         purposes |= PORTS[role]
     for port, purpose in purposes.items():
         listener = node.ports.get(str(port))
-        if listener and not listener.service:
+        if listener and (not listener.service or (listener.service == "worker" and port != SLURMD)):
             by = f" by {listener.program}" if listener.program else ""
             yield {"port": port, "purpose": purpose, "program": by}
 

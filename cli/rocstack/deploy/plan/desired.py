@@ -312,7 +312,9 @@ class DesiredCluster:
         administrator makes it, and the service says that it isn't there."""
         assert self.cluster.service is not None
         data, _ = service_settings.folders(self.cluster.service, self.cluster.parsed_mounts)
-        make = f'[ -e "$1" ] || install -d -o {SERVICE_UID} -g {SERVICE_UID} -m 0711 "$1" || true'
+        # Users may write beside it: what one has put there, a link too, gets no other owner.
+        own = f'chown --no-dereference {SERVICE_UID}:{SERVICE_UID} "$1"'
+        make = f'mkdir -p "${{1%/*}}" && mkdir -m 0711 "$1" && {own} || true'
         return (services.CONTROL, "sh", "-c", make, "sh", data)
 
     @property

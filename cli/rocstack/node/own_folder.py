@@ -22,7 +22,11 @@ def lines(env: Mapping[str, str]) -> list[str]:
         OSError: no folder can be made.
     """
     given = f"{SHARED}/rocstack-{os.getuid()}"
-    if env.get("TMPDIR", SHARED) != SHARED or not env.get(CACHE, given).startswith(given):
+    if CACHE in env:
+        ours = env[CACHE].startswith((f"{given}/", f"{given}-"))
+    else:
+        ours = env.get("TMPDIR", SHARED) == SHARED
+    if not ours:
         return []
     return [f"export {CACHE}={_own(given)}/torchinductor"]
 

@@ -22,11 +22,10 @@ def lines(env: Mapping[str, str]) -> list[str]:
         OSError: no folder can be made.
     """
     given = f"{SHARED}/rocstack-{os.getuid()}"
-    if CACHE in env:
-        ours = env[CACHE].startswith((f"{given}/", f"{given}-"))
-    else:
-        ours = env.get("TMPDIR", SHARED) == SHARED
-    if not ours:
+    named = env.get(CACHE)
+    if named is None and env.get("TMPDIR", SHARED) != SHARED:
+        return []
+    if named is not None and not named.startswith((f"{given}/", f"{given}-")):
         return []
     return [f"export {CACHE}={_own(given)}/torchinductor"]
 

@@ -22,7 +22,10 @@ def lines(env: Mapping[str, str]) -> list[str]:
         OSError: no folder can be made.
     """
     given = f"{SHARED}/rocstack-{os.getuid()}"
-    if env.get("TMPDIR", SHARED) != SHARED or not env.get(CACHE, given).startswith(given):
+    named = env.get(CACHE)
+    if named is None and env.get("TMPDIR", SHARED) != SHARED:
+        return []
+    if named is not None and not named.startswith((f"{given}/", f"{given}-")):
         return []
     return [f"export {CACHE}={_own(given)}/torchinductor"]
 

@@ -61,6 +61,7 @@ class Jobs:
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
+    _counting: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _keeping: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     _fresh: dict[str, float] = field(default_factory=dict)
 
@@ -99,7 +100,8 @@ class Jobs:
                 script=script, digest=digest, status=SENDING, run=1, slurm_id=None, seen={}, error=None, result=None,
                 created=int(time.time()), began=None, ended=None,
             )  # fmt: skip
-            await self.rows.database.run(lambda session: self._written(session, caller, row))
+            async with self._counting[caller.name]:
+                await self.rows.database.run(lambda session: self._written(session, caller, row))
         return await self.handover.hand_over(caller, row)
 
     async def _script(self, caller: Caller, recipe: Recipe, request: JobRequest) -> str:
@@ -322,18 +324,19 @@ class Jobs:
             row = await self.rows.own(caller, row.id)
             if (row.run, row.status) != (before.run, before.status):
                 return row  # another request was faster
-            if row.status not in LIVE:
-                await self.rows.database.run(lambda session: self._one_more(session, caller))
             old = await self.slurm.job(caller.token, row.slurm_id) if row.slurm_id else None
             if old is not None and not old.over and end:
                 await _told(self.slurm.cancel(caller.token, old.id))
             asked = {name: value for name, value in row.asked.items() if name != "_after"}
             if old is not None and not old.over:
                 asked["_after"] = old.id
-            row = await self.rows.change(
-                row, audit_as=(what, caller), status=SENDING, run=row.run + 1, slurm_id=None, seen={}, asked=asked,
-                error=None, ended=None, began=None,
-            )  # fmt: skip
+            async with self._counting[caller.name]:  # who starts many again at once has one limit for all of them
+                if row.status not in LIVE:
+                    await self.rows.database.run(lambda session: self._one_more(session, caller))
+                row = await self.rows.change(
+                    row, audit_as=(what, caller), status=SENDING, run=row.run + 1, slurm_id=None, seen={}, asked=asked,
+                    error=None, ended=None, began=None,
+                )  # fmt: skip
         return await self.handover.hand_over(caller, row)
 
 

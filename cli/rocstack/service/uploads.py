@@ -29,7 +29,7 @@ COMPLETED, CANCELLED = "completed", "cancelled"
 class Uploads:
     files: StoredFiles
     _joining: Turns = field(default_factory=Turns)  # a second copy of all is on the disk meanwhile
-    # No part comes to an upload that is being dropped: nobody would count it, or remove it.
+    # No part comes to an upload that is being dropped or made a file: nobody would count it, or remove it.
     _noting: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def begin(self, caller: Caller, name: str, purpose: str, size: int) -> dict[str, Any]:
@@ -117,9 +117,11 @@ class Uploads:
             digest = await anyio.to_thread.run_sync(_joined, [folder / part for part in order], path)
             if md5 and md5.lower() != digest:
                 raise RequestRefused.of("upload-other-md5").about("md5")
-            await self.files.kept(
-                caller, path, row.name, row.purpose, lambda session, file: _completed(session, caller, key, file)
-            )
+            async with self._noting[caller.name]:
+                _, sizes = await self.files.database.run(lambda session: _parts(session, caller, key))
+                await self.files.kept(
+                    caller, path, row.name, row.purpose, lambda session, file: _completed(session, caller, key, file)
+                )
         await anyio.to_thread.run_sync(_forget, [folder / part for part in sizes])
 
     async def cancel(self, caller: Caller, key: str) -> dict[str, Any]:

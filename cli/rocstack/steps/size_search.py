@@ -106,8 +106,11 @@ def _read(line: bytes, steps: int) -> tuple[int, float, bytes]:
 
 def _prune(answers: Path) -> None:
     """The oldest go: each image and each model has answers of its own."""
-    there = sorted(answers.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in there[:-KEPT]:
+    there = {}
+    for path in answers.glob("*.json"):
+        with suppress(OSError):  # another search took it away
+            there[path] = path.stat().st_mtime
+    for path in sorted(there, key=there.__getitem__)[:-KEPT]:
         path.unlink(missing_ok=True)
 
 

@@ -226,8 +226,10 @@ def test_the_oldest_answers_go(cli: Cli, there: Path, monkeypatch: pytest.Monkey
         path = folder / f"{number}.json"
         path.write_text("{}")
         os.utime(path, (number, number))
+    (folder / "gone.json").symlink_to("none")  # as one is that another search takes away meanwhile
     (there / "answer").write_text(layouts(300 << 30, 5 << 30))
     assert cli(*SEARCHED).code == 0
+    (folder / "gone.json").unlink()
     left = {path.name for path in folder.iterdir()}
     assert "3.json" in left
     assert len(left) == 3

@@ -56,4 +56,7 @@ def test_what_the_job_set_itself_stays_and_another_nodes_folder_doesnt(shared: P
     assert own_folder.lines({"TORCHINDUCTOR_CACHE_DIR": "/shared/cache"}) == []
     assert own_folder.lines({"TMPDIR": "/scratch/alice"}) == []
     of_script = f"{shared}/rocstack-{os.getuid()}-abcdefgh/torchinductor"
-    assert cache({"TORCHINDUCTOR_CACHE_DIR": of_script}).parent == shared / f"rocstack-{os.getuid()}"
+    for env in ({}, {"TMPDIR": "/scratch/alice"}):
+        own = cache({"TORCHINDUCTOR_CACHE_DIR": of_script, **env})
+        assert own.parent == shared / f"rocstack-{os.getuid()}", "wherever the script has its other files"
+    assert own_folder.lines({"TORCHINDUCTOR_CACHE_DIR": f"{shared}/rocstack-{os.getuid()}1/cache"}) == []

@@ -281,6 +281,31 @@ async def test_a_part_that_comes_while_its_upload_is_dropped(site: Site) -> None
     assert not os.listdir(site.data / "alice" / "uploads")
 
 
+async def test_a_part_that_comes_while_its_upload_is_put_together(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty one fits into any; it stayed, too."""
+    alice, at_work, go_on = site.of("alice"), threading.Event(), threading.Event()
+    begun = {"bytes": len(GOOD), "filename": "a.jsonl", "purpose": "fine-tune"}
+    place = f"/v1/uploads/{(await alice.post('/v1/uploads', json=begun)).json()['id']}"
+    part = (await alice.post(f"{place}/parts", files={"data": ("p", GOOD)})).json()["id"]
+    real = uploads._joined
+
+    def slow(parts: list[Path], to: Path) -> str:
+        at_work.set()
+        go_on.wait(60)
+        return real(parts, to)
+
+    monkeypatch.setattr(uploads, "_joined", slow)
+    done = asyncio.create_task(alice.post(f"{place}/complete", json={"part_ids": [part]}))
+    try:
+        while not at_work.is_set():
+            await asyncio.sleep(0.01)
+        empty = await alice.post(f"{place}/parts", files={"data": ("p", b"")})
+    finally:
+        go_on.set()
+    assert [empty.status_code, (await done).status_code] == [200, 200]
+    assert not os.listdir(site.data / "alice" / "uploads")
+
+
 async def test_an_upload_that_is_dropped_or_too_large(site: Site) -> None:
     alice = site.of("alice")
     begun = {"bytes": 10 << 30, "filename": "big.jsonl", "purpose": "fine-tune"}

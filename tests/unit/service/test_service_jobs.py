@@ -259,6 +259,17 @@ async def test_so_many_jobs_and_no_more(site: Site, slurm: FakeSlurmrestd) -> No
     assert (await site.of("bob").post("/v1/jobs", json=MINE)).status_code == 200
 
 
+async def test_many_that_run_again_at_once_have_one_limit(site: Site, slurm: FakeSlurmrestd) -> None:
+    alice, keys = site.of("alice"), []
+    for number in range(5):
+        made = await alice.post("/v1/jobs", json=MINE | {"name": f"j{number}"})
+        keys.append(made.json()["id"])
+        slurm.set(100 + number, "COMPLETED")
+        await alice.get("/v1/jobs")
+    answers = await asyncio.gather(*(alice.post(f"/v1/jobs/{key}/requeue") for key in keys))
+    assert sorted(each.status_code for each in answers) == [200, 200, 200, 429, 429]
+
+
 async def test_pages(site: Site, slurm: FakeSlurmrestd) -> None:
     alice = site.of("alice")
     made = []

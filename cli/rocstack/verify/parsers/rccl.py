@@ -144,9 +144,8 @@ def _row(words: list[str]) -> CollectiveRow:
 def _timing(words: list[str]) -> Timing:
     us, algbw, busbw = (float(word) for word in words[:3])
     wrong = None if words[3] == "N/A" else float(words[3])
-    if not all(
-        math.isfinite(value) and value >= 0 for value in (us, algbw, busbw)
-    ):  # a division by nothing is no speed, and would meet any threshold
+    # A division by nothing is no speed, and would meet any threshold.
+    if not all(math.isfinite(value) and value >= 0 for value in (us, algbw, busbw)):
         raise ValueError
     if wrong is not None and not (math.isfinite(wrong) and wrong >= 0):
         raise ValueError

@@ -16,7 +16,7 @@ import httpx
 
 SLURMREST_UID = 65534  # in the control image; jobs' users have others
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network: proc_pid_net(5)
-TAKEN_S, PAUSE_S = 3.0, 0.01  # until a connection is taken; between two looks
+TAKEN_S, PAUSE_S = 3.0, 0.02  # until a connection is taken; between two looks
 Address = tuple[str, int]
 
 
@@ -34,7 +34,7 @@ def trace(known: Callable[[int], bool]) -> Trace:
         near, far = (stream.get_extra_info(name)[:2] for name in ("client_addr", "server_addr"))
         if not ipaddress.ip_address(far[0]).is_loopback:
             return
-        owner = await anyio.to_thread.run_sync(_taken_by, near, far)
+        owner = await _taken_by(near, far)
         if owner is None or not (owner in (0, os.getuid()) or known(owner)):
             await stream.aclose()
             raise httpx.ConnectError("another program has that port")
@@ -57,11 +57,16 @@ class TracedTransport(httpx.AsyncHTTPTransport):
         return await super().handle_async_request(request)
 
 
-def _taken_by(near: Address, far: Address) -> int | None:
+async def _taken_by(near: Address, far: Address) -> int | None:
+    """Who takes no connection holds no thread meanwhile."""
     until = time.monotonic() + TAKEN_S
-    while (owner := _owner(near, far, _lines())) is None and time.monotonic() < until:
-        time.sleep(PAUSE_S)
+    while (owner := await anyio.to_thread.run_sync(_now, near, far)) is None and time.monotonic() < until:
+        await anyio.sleep(PAUSE_S)
     return owner
+
+
+def _now(near: Address, far: Address) -> int | None:
+    return _owner(near, far, _lines())
 
 
 def _owner(near: Address, far: Address, lines: Iterable[str]) -> int | None:

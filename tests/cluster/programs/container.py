@@ -61,8 +61,11 @@ def plain():
     """The suite's user, as subprocess has it; nothing where somebody else than root asks."""
     if os.geteuid():
         return {}
-    user = pwd.getpwnam(USER)
-    own = {"HOME": user.pw_dir, "USER": USER, "LOGNAME": USER}
+    try:
+        user = pwd.getpwnam(USER)
+    except KeyError:  # accounts could not be made there; other checks say so
+        user = pwd.getpwnam("nobody")
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
     devices = [number for number in os.getgroups() if number]
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": devices, "env": {**os.environ, **own}}
 

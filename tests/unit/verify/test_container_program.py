@@ -22,7 +22,7 @@ def test_no_library_that_jobs_share_files_with_is_loaded_as_root(monkeypatch: py
         started.append((command, options))
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 
-    verify = SimpleNamespace(pw_uid=64001, pw_gid=64002, pw_dir="/home/rocstack-verify")
+    verify = SimpleNamespace(pw_uid=64001, pw_gid=64002, pw_dir="/home/rocstack-verify", pw_name="rocstack-verify")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "getgroups", lambda: [0, 992])

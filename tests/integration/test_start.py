@@ -214,8 +214,8 @@ def test_a_command_runs_where_nothing_can_be_written(worker: Worker, flags: tupl
     code, out = there.run(f"{BIN}/rocstack-task-prolog")
     assert (code, out.count("\n")) == (0, 3)
     writable = "--read-only" not in flags
-    assert ("export TORCHINDUCTOR_CACHE_DIR=/tmp/rocstack-1000" in out) == writable
-    assert ("no folder of this user's own for compiled code: " in out) != writable
+    assert ("export TMPDIR=/tmp/rocstack-1000" in out) == writable
+    assert ("no folder of this user's own for temporary files: " in out) != writable
     assert "no fabric environment for this task" in out
     assert "no rendezvous for this task" in out
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from deployed_cluster import INVENTORY, DeployedCluster
 
+from rocstack.cluster.settings import VERIFY_UID
 from rocstack.verify.result import ITEMS, Run, read
 
 pytestmark = pytest.mark.engine
@@ -29,7 +30,10 @@ def left(deployed: DeployedCluster) -> dict[str, str]:
     """On both nodes, their containers and in Slurm."""
     found = {name: deployed.slurm(command).strip() for name, command in LEFT.items()}
     for node in ("n1", "n2"):
-        for where in ("ls -A /tmp", "docker exec rocstack-worker ls -A /tmp /dev/shm"):
+        # The suite's user has a temporary folder there, as all have; it is empty.
+        own = f"/tmp/rocstack-{VERIFY_UID}"
+        inside = f"docker exec rocstack-worker find /tmp /dev/shm -mindepth 1 -not -path {own} -printf '%f '"
+        for where in ("ls -A /tmp", inside):
             names = deployed.ssh(node, where).split()
             found[f"{node}: {where}"] = " ".join(name for name in names if not re.match(OTHERS, name))
     return found

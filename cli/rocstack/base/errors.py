@@ -10,7 +10,7 @@ from typing import Self
 
 from rocstack.base import paths
 from rocstack.base.findings import Finding
-from rocstack.base.text import plain
+from rocstack.base.text import filled, plain
 
 LONGEST = 256  # characters of a name that may be a misspelt one
 
@@ -62,7 +62,7 @@ class RocstackError(Exception):
         out empty is left out."""
         entry = error_texts()[name]
         known = {key: "" if value is None else value for key, value in values.items()}
-        what, cause, step = (entry.get(part, "").format_map(known) for part in ("what", "cause", "next"))
+        what, cause, step = (filled(entry.get(part, ""), known) for part in ("what", "cause", "next"))
         place = Where(str(where)) if isinstance(where, Path) else where
         return cls(what, code=entry.get("code", name), where=place, cause=cause or None, next_step=step or None)
 

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rocstack.base import document, paths
 from rocstack.base.errors import BadInput
 from rocstack.base.findings import Finding, FindingLevel
+from rocstack.base.text import filled
 from rocstack.base.words import Line, Name, Value
 
 RULES = "rules.yml"  # entries with conditions: rocstack.stack.rules reads them
@@ -37,7 +38,7 @@ class Entry(Value):
         """The sentence called `name`. Paths are as one types them here, and what nobody knows stands for itself."""
         here = {"playbooks": _from_here(paths.playbooks()), "inventory": "INVENTORY", "node": "NODE", "nic": "NIC"}
         known = {**here, **values}
-        return str(getattr(self, name)).format_map(known)
+        return filled(getattr(self, name), known)
 
     def finding(self, values: Mapping[str, object] | None = None, node: str | None = None) -> Finding:
         """The finding that this entry becomes. `level` among the values takes the place of the entry's."""

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -103,3 +105,24 @@ def distance(one: str, other: str, most: int) -> int:
                 cost = min(cost, older[j - 2] + 1)
             row.append(cost)
     return min(row[-1], most)
+
+
+def filled(sentence: str, values: Mapping[str, object]) -> str:
+    """The sentence with the `values` in its {places}. What stands in backticks people paste into a shell: there each
+    value is one word, whatever a node or a log put into it, and a list is as many as it has."""
+    if "`" not in sentence:
+        return sentence.format_map(values)
+    words = {name: _ShellWord(value) for name, value in values.items()}
+    parts = sentence.split("`")
+    return "`".join(part.format_map(words if number % 2 else values) for number, part in enumerate(parts))
+
+
+@dataclass(frozen=True)
+class _ShellWord:
+    value: object
+
+    def __format__(self, form: str) -> str:
+        if isinstance(self.value, list):
+            return shlex.join(map(str, self.value))
+        text = format(self.value, form)
+        return shlex.quote(text) if text else ""  # of several places, some may be empty

@@ -239,7 +239,7 @@ def task() -> int:
         for line in own_folder.lines(os.environ):
             print(line)
     except OSError as error:
-        report(f"no folder of this user's own for compiled code: {error}")
+        report(f"no folder of this user's own for temporary files: {error}")
     try:
         meeting = rendezvous.variables(os.environ, rendezvous.read_secret(os.environ))
     except (KeyError, IndexError, ValueError) as error:

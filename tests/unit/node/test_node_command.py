@@ -528,7 +528,7 @@ def test_tasks_get_what_they_did_not_set(
     assert node_command.main(["env", "--task"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "export NCCL_NET=AWS Libfabric",
-        f"export TORCHINDUCTOR_CACHE_DIR={tmp_path}/rocstack-{os.getuid()}/torchinductor",
+        f"export TMPDIR={tmp_path}/rocstack-{os.getuid()}",
     ]
 
 
@@ -543,7 +543,7 @@ def test_a_task_without_the_file_runs(
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 3)
     assert f"there is no {file}" in said.err
-    assert "no folder of this user's own for compiled code" in said.err
+    assert "no folder of this user's own for temporary files" in said.err
     assert "no rendezvous for this task: KeyError: 'SLURM_JOB_NUM_NODES'" in said.err
     file.write_text("A='\n")
     assert node_command.main(["env", "--task"]) == 0

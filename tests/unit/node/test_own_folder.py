@@ -1,4 +1,4 @@
-"""A folder of the user's own for compiled code, in a /tmp that everybody may write to."""
+"""A folder of the user's own for temporary files, in a /tmp that everybody may write to."""
 
 import os
 import stat
@@ -15,23 +15,23 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def cache(env: dict[str, str]) -> Path:
+def temporary(env: dict[str, str]) -> Path:
     (line,) = own_folder.lines(env)
-    return Path(line.removeprefix("export TORCHINDUCTOR_CACHE_DIR="))
+    return Path(line.removeprefix("export TMPDIR="))
 
 
-def test_compiled_code_lies_in_a_folder_that_nobody_else_can_enter(shared: Path) -> None:
-    found = cache({})
-    assert found.parent == shared / f"rocstack-{os.getuid()}"
-    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
-    assert cache({}) == found, "what one job compiled is there for the next"
+def test_temporary_files_lie_in_a_folder_that_nobody_else_can_enter(shared: Path) -> None:
+    found = temporary({})
+    assert found == shared / f"rocstack-{os.getuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert temporary({}) == found, "what one job compiled is there for the next"
 
 
 @pytest.mark.parametrize("squat", ["a folder of another user's", "a link", "a file", "open to all"])
 def test_a_name_that_somebody_else_has_taken_isnt_used(
     shared: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, squat: str
 ) -> None:
-    """Or her job would run what that user put there as compiled code."""
+    """Or her job would run what that user put there, as compiled code."""
     taken = shared / f"rocstack-{os.getuid() + 1}"
     if squat == "a folder of another user's":
         taken.mkdir(0o777)
@@ -46,17 +46,23 @@ def test_a_name_that_somebody_else_has_taken_isnt_used(
         taken = shared / f"rocstack-{os.getuid()}"
         taken.mkdir()
         taken.chmod(0o777)
-    found = cache({})
-    assert found.parent.name.startswith(f"{taken.name}-")
-    assert found.parent.parent == shared
-    assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
+    found = temporary({})
+    assert found.name.startswith(f"{taken.name}-")
+    assert found.parent == shared
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
 def test_what_the_job_set_itself_stays_and_another_nodes_folder_doesnt(shared: Path) -> None:
-    assert own_folder.lines({"TORCHINDUCTOR_CACHE_DIR": "/shared/cache"}) == []
+    own = shared / f"rocstack-{os.getuid()}"
     assert own_folder.lines({"TMPDIR": "/scratch/alice"}) == []
-    of_script = f"{shared}/rocstack-{os.getuid()}-abcdefgh/torchinductor"
-    for env in ({}, {"TMPDIR": "/scratch/alice"}):
-        own = cache({"TORCHINDUCTOR_CACHE_DIR": of_script, **env})
-        assert own.parent == shared / f"rocstack-{os.getuid()}", "wherever the script has its other files"
-    assert own_folder.lines({"TORCHINDUCTOR_CACHE_DIR": f"{shared}/rocstack-{os.getuid()}1/cache"}) == []
+    for given in ("", f"{shared}", f"{shared}/", f"{own}", f"{own}-abcdefgh"):
+        assert temporary({"TMPDIR": given}) == own
+
+
+def test_what_a_batch_script_made_in_it_can_be_made_on_other_nodes(shared: Path) -> None:
+    """`export TMPDIR=$(mktemp -d)`: Slurm makes that folder on each node, but not the one above."""
+    own = shared / f"rocstack-{os.getuid()}"
+    assert own_folder.lines({"TMPDIR": f"{own}/tmp.abc"}) == []
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    own.chmod(0o777)
+    assert temporary({"TMPDIR": f"{own}/tmp.abc"}).name.startswith(f"{own.name}-"), "somebody else's: not in there"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from fake_slurmrestd import token
 from rocstack.service import slurm_peer
 from rocstack.service.failures import Away
 from rocstack.service.identity import Doorkeeper
+from rocstack.service.serving import ModelServer
 from rocstack.service.slurmrest import SlurmRest
 
 pytestmark = pytest.mark.anyio
@@ -113,3 +115,10 @@ async def test_the_owner_of_a_connection() -> None:
     assert slurm_peer._owner(near, far, [listens, ours, waits, "5: cut"]) is None
     assert slurm_peer._owner(near, far, [listens, ours, waits, taken]) == 2001
     assert slurm_peer._owner(near, far, [listens, ours, mapped]) == 2002
+
+
+def test_a_gateway_without_tls_is_asked_without_reading_the_machines_cas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes longer than a small model's answer, and others wait meanwhile."""
+    server = ModelServer("key", "http://127.0.0.1:9", ssl.create_default_context(), "token")
+    monkeypatch.delattr(ssl, "create_default_context")
+    server.client()

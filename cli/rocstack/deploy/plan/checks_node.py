@@ -106,7 +106,7 @@ def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
 def daemons_beside(node: NodeFacts, scope: Scope) -> Iterator[Values]:
     names = [name.removesuffix("-wlm") for name in node.daemons]
     if names:
-        units = " ".join("munge" if name == "munged" else name for name in names)
+        units = ["munge" if name == "munged" else name for name in names]
         yield {"names": ", ".join(names), "units": units, "run": "run" if len(names) > 1 else "runs"}
 
 

@@ -158,7 +158,7 @@ def prepare(request: DeployRequest, events: DeployEvents) -> PreparedDeploy:
         secrets.refuse_others(path, keys, control.state.keys if control.state else {})
     if control is None and (request.resume or request.command == "rollback"):  # its journal says to what
         why = next((each.reason for each in gathered.failures if each.node == inventory.control.name), "no answer")
-        raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command)
+        raise CheckFailed.of("control-unread", node=inventory.control.name, why=why, command=request.command.split())
     known = journal.loads(control.journal) if control else Journal()
     images = request.choose(known)
     proved, trust, order = _proved(known, images, request.runs), request.trust, dict[str, Any]()

@@ -7,7 +7,6 @@ before it is sent again.
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from rocstack.service.slurm_answers import SlurmJob
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
+from rocstack.service.turns import Locks
 
 LOOK_AFTER_S = 1.5  # after a lost answer: what was on its way has arrived
 HANDED_S = 15.0  # that somebody waits for a job to be handed over
@@ -34,7 +34,7 @@ class Handover:
     storage: Storage
     slurm: SlurmRest
     waiting: dict[str, Caller] = field(default_factory=dict)  # whose job couldn't be handed over yet
-    locks: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    locks: Locks = field(default_factory=Locks)
 
     async def hand_over(self, caller: Caller, row: JobRow, wait: float | None = None) -> JobRow:
         self.waiting[row.id] = caller

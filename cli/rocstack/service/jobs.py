@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from rocstack.service.slurm_answers import SlurmJob, text, whole
 from rocstack.service.slurmrest import AnswerLost, SlurmRest
 from rocstack.service.storage import Storage, new_id
 from rocstack.service.tables import JobRow, ModelRow
-from rocstack.service.turns import Turns
+from rocstack.service.turns import Locks, Turns
 
 RECIPE, TUNING = "recipe", "fine_tuning"
 FRESH_S = 1.0  # that what Slurm said of a job is taken for new
@@ -61,8 +60,8 @@ class Jobs:
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
-    _counting: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    _keeping: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _counting: Locks = field(default_factory=Locks)
+    _keeping: Locks = field(default_factory=Locks)
     _fresh: dict[str, float] = field(default_factory=dict)
 
     # recipes

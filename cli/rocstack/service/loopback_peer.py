@@ -19,8 +19,6 @@ SLURMREST_UID = 65534  # in the control image; jobs' users have others
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network: proc_pid_net(5)
 TAKEN_S, PAUSE_S = 3.0, 0.02  # until a connection is taken; between two looks
 Address = tuple[str, int]
-
-
 Trace = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 

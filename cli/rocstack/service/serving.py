@@ -27,8 +27,8 @@ from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import Away, NotThere, RequestRefused, ServiceError
 from rocstack.service.identity import Caller
 from rocstack.service.jobs import Jobs, Word, request_of, why
+from rocstack.service.loopback_peer import TracedTransport
 from rocstack.service.models import Models
-from rocstack.service.slurm_peer import TracedTransport
 from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
 

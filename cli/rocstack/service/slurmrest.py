@@ -11,7 +11,7 @@ import anyio.to_thread
 import httpx
 
 from rocstack.base.text import from_json, visible
-from rocstack.service import slurm_peer
+from rocstack.service import loopback_peer
 from rocstack.service.failures import Away, NotSignedIn, NotThere, ServiceError, SlurmRefused
 from rocstack.service.slurm_answers import (
     ClusterNode,
@@ -203,7 +203,7 @@ class SlurmRest:
     ) -> httpx.Response:
         try:
             with self._traces.span(f"slurmrestd {method} {place(path)}", "CLIENT") as span:
-                headers, trace = {"X-SLURM-USER-TOKEN": token}, {"trace": slurm_peer.look}
+                headers, trace = {"X-SLURM-USER-TOKEN": token}, {"trace": loopback_peer.look}
                 answer = await self._http.request(method, path, json=body, headers=headers, extensions=trace)
                 span.tell({"http.request.method": method, "http.response.status_code": answer.status_code})
                 return answer

@@ -1,8 +1,6 @@
 """Files that come in parts: after a broken connection, only what is missing is sent again."""
 
-import asyncio
 import hashlib
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,7 @@ from rocstack.service.files import PENDING, UPLOAD_S, StoredFiles, for_training,
 from rocstack.service.identity import Caller
 from rocstack.service.storage import new_id, remove
 from rocstack.service.tables import StoredFile, UploadPart, UploadRow
-from rocstack.service.turns import Turns
+from rocstack.service.turns import Locks, Turns
 
 COMPLETED, CANCELLED = "completed", "cancelled"
 
@@ -30,7 +28,7 @@ class Uploads:
     files: StoredFiles
     _joining: Turns = field(default_factory=Turns)  # a second copy of all is on the disk meanwhile
     # No part comes to an upload that is being dropped or made a file: nobody would count it, or remove it.
-    _noting: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    _noting: Locks = field(default_factory=Locks)
 
     async def begin(self, caller: Caller, name: str, purpose: str, size: int) -> dict[str, Any]:
         name = named(name)

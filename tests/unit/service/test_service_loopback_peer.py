@@ -16,7 +16,7 @@ import pytest
 from conftest import PEOPLE
 from fake_slurmrestd import token
 
-from rocstack.service import slurm_peer
+from rocstack.service import loopback_peer
 from rocstack.service.failures import Away
 from rocstack.service.identity import Doorkeeper
 from rocstack.service.serving import ModelServer
@@ -64,14 +64,14 @@ async def asked(url: str) -> str:
 async def test_slurmrestd_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as (url, heard):
         assert await asked(url) == "alice", "of the service's own user, as in tests"
-        monkeypatch.setattr(slurm_peer, "SLURMREST_UID", os.getuid())
+        monkeypatch.setattr(loopback_peer, "SLURMREST_UID", os.getuid())
         monkeypatch.setattr(os, "getuid", lambda: 64033)
         assert await asked(url) == "alice"
     assert heard
 
 
 async def test_another_users_program_hears_nothing_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_peer, "_owner", lambda *_: 2001)
+    monkeypatch.setattr(loopback_peer, "_owner", lambda *_: 2001)
     async with listening() as (url, heard):
         with pytest.raises(Away):
             await asked(url)
@@ -92,7 +92,7 @@ async def test_a_jobs_program_at_its_port_hears_nothing() -> None:
 
 
 async def test_who_takes_no_connection_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_peer, "TAKEN_S", 0.05)
+    monkeypatch.setattr(loopback_peer, "TAKEN_S", 0.05)
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         with pytest.raises(Away):
             await asked(f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -111,10 +111,10 @@ async def test_the_owner_of_a_connection() -> None:
     mapped = (
         f"4: 0000000000000000FFFF00000100007F:1AA4 0000000000000000FFFF00000100007F:BC56 01 {end} 2002 0 103 1 0 20"
     )
-    assert slurm_peer._owner(near, far, [listens, ours]) is None
-    assert slurm_peer._owner(near, far, [listens, ours, waits, "5: cut"]) is None
-    assert slurm_peer._owner(near, far, [listens, ours, waits, taken]) == 2001
-    assert slurm_peer._owner(near, far, [listens, ours, mapped]) == 2002
+    assert loopback_peer._owner(near, far, [listens, ours]) is None
+    assert loopback_peer._owner(near, far, [listens, ours, waits, "5: cut"]) is None
+    assert loopback_peer._owner(near, far, [listens, ours, waits, taken]) == 2001
+    assert loopback_peer._owner(near, far, [listens, ours, mapped]) == 2002
 
 
 def test_a_gateway_without_tls_is_asked_without_reading_the_machines_cas(monkeypatch: pytest.MonkeyPatch) -> None:

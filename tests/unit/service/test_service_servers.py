@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster.service import SiteServer
-from rocstack.service import app, config, slurm_peer
+from rocstack.service import app, config, loopback_peer
 from rocstack.service.failures import Away
 from rocstack.service.identity import Caller
 from rocstack.service.serving import ModelServer, by_nearness
@@ -160,13 +160,13 @@ async def test_a_job_at_the_port_of_the_sites_gateway_hears_nothing(
     tiny.base(site.service.models.folder / "org/small")
     async with answering(JSONResponse(GOOD)) as (server, asked):
         of_site(site, server)
-        monkeypatch.setattr(slurm_peer, "_owner", lambda *_: PEOPLE["bob"].uid)
+        monkeypatch.setattr(loopback_peer, "_owner", lambda *_: PEOPLE["bob"].uid)
         with pytest.raises(Away):
             await say(site)
         posted = {"model": BASE, "messages": [{"role": "user", "content": "hello"}]}
         assert (await site.of("alice").post(CHAT, json=posted)).status_code == 503
         assert not asked
-        monkeypatch.setattr(slurm_peer, "_owner", lambda *_: 990)  # whoever runs the site's
+        monkeypatch.setattr(loopback_peer, "_owner", lambda *_: 990)  # whoever runs the site's
         assert await say(site) == "good"
 
 

@@ -54,6 +54,11 @@ class DeployedCluster:
         done = self.workspace.run(*args, "--json")
         return done.code, done.json["error"]["code"]
 
+    def state(self, job: str) -> str:
+        """`job show`'s exit code follows the job's state, so that no code is expected here."""
+        found: str = self.workspace.run("job", "show", job, "--json").json["state"]
+        return found
+
     def ssh(self, node: str, command: str, check: bool = True) -> str:
         config = self.workspace.folder / INVENTORY.with_name("ssh_config")
         line = ["ssh", "-F", str(config), node, command]

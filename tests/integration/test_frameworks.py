@@ -123,8 +123,8 @@ def test_scaling_is_a_rehearsal_here_and_stops_with_what_it_has(cluster: Framewo
     process = cluster.deployed.workspace.start(*words, "--set", "steps=100000")
     assert process.stderr is not None
     job = next(line.split()[1].rstrip(":") for line in process.stderr if line.startswith("job "))
-    until(lambda: cluster.deployed.json("job", "show", job)["state"] == "RUNNING", 60)
+    until(lambda: cluster.deployed.state(job) == "RUNNING", 60)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
-    until(lambda: cluster.deployed.json("job", "show", job, code=1)["state"] == "CANCELLED", 60)
+    until(lambda: cluster.deployed.state(job) == "CANCELLED", 60)
     assert job not in {each["id"] for each in jobs}

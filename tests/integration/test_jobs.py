@@ -188,16 +188,16 @@ def test_the_queue_says_why_a_job_waits(deployed: DeployedCluster) -> None:
     long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--set", "steps=100000")
     wide = queued(deployed, "mine", "--nodes", "2", "--", "true")
     try:
-        until(lambda: show(deployed, long)["state"] == "RUNNING", 60)
+        until(lambda: deployed.state(long) == "RUNNING", 60)
         until(lambda: wide in (waiting := {each["id"]: each["why"] for each in queue(deployed)}) and waiting[wide], 60)
         assert "no log yet" in deployed.run("job", "logs", wide, code=1).err
         deployed.run("job", "requeue", long)
-        until(lambda: show(deployed, wide)["state"] in ("RUNNING", "COMPLETED"), 90)
+        until(lambda: deployed.state(wide) in ("RUNNING", "COMPLETED"), 90)
         assert {each["id"]: each["why"] for each in queue(deployed)}[long]
     finally:
         for job in (long, wide):
             deployed.workspace.run("job", "cancel", job)
-    until(lambda: show(deployed, long, 1)["state"] == "CANCELLED", 60)
+    until(lambda: deployed.state(long) == "CANCELLED", 60)
     deployed.idle()
 
 
@@ -237,5 +237,5 @@ def test_a_model_gets_the_nodes_that_it_needs(deployed: DeployedCluster) -> None
     assert "#SBATCH --exclusive" not in printed.out
     job = deployed.json(*asked, "model=llama3.1-8b")
     assert job["why"] + "\n" == printed.err
-    until(lambda: show(deployed, job["id"], 1)["state"] == "FAILED", 60)  # there is no MaxText
+    until(lambda: deployed.state(job["id"]) == "FAILED", 60)  # there is no MaxText
     assert show(deployed, job["id"], 1)["nodes"] == 1

@@ -172,6 +172,21 @@ def test_the_trainer_as_its_owner(deployed: DeployedCluster) -> None:
     assert submit(deployed, "mine", "--", "id", "-u").out.splitlines()[0] == "2000"
 
 
+TAKE = """
+import socket
+for port in range(297, 301):
+    try: socket.create_server(("", port), reuse_port=True)
+    except PermissionError: print("refused", port)
+"""
+
+
+def test_no_job_listens_at_a_port_of_slurms(deployed: DeployedCluster) -> None:
+    """Whoever has it while the daemon is away is believed."""
+    with program(deployed, TAKE) as path:
+        said = submit(deployed, "mine", "--nodes", "2", "--", "python3", path).out
+    assert sorted(said.splitlines()) == sorted(2 * [f"refused {port}" for port in range(297, 301)])
+
+
 def test_a_job_that_fails_says_which_task_was_the_first(deployed: DeployedCluster) -> None:
     command = 'if [ "$RANK" = 1 ]; then echo the reason; exit 3; fi; sleep 60'
     done = submit(deployed, "mine", "--nodes", "2", "--", "sh", "-c", command, code=1)

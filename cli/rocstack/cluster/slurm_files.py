@@ -10,7 +10,7 @@ from typing import Any
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup
 from rocstack.cluster.operation import minutes, seconds
-from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
+from rocstack.cluster.settings import SLURMCTLD, SLURMD, SLURMDBD, VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.node import hostlist
 from rocstack.stack import component
@@ -26,9 +26,12 @@ BLOCKS = {
     "cgroup.conf": ("limits",),
     "slurmdbd.conf": ("daemon", "database"),
 }
-# Not to be written beside ours: lines of nodes and partitions, and the ports that deploy opens and looks at.
-PORTS = {"slurmctldport": "6817", "slurmdport": "6818"}
-_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include", *PORTS)
+PORTS = {  # whatever an overlay's blocks say
+    "slurm.conf": {"SlurmctldPort": SLURMCTLD, "SlurmdPort": SLURMD, "AccountingStoragePort": SLURMDBD},
+    "slurmdbd.conf": {"DbdPort": SLURMDBD},
+}
+# Not to be written beside ours.
+_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include")
 _KEYS = {  # of slurm.conf -> below `cluster:`
     "clustername": "name", "slurmctldhost": "control_address", "slurmctldtimeout": "timeouts.slurmctld",
     "slurmdtimeout": "timeouts.slurmd", "killwait": "timeouts.kill_wait", "inactivelimit": "timeouts.inactive",
@@ -109,7 +112,8 @@ def files(
     blocks = Blocks(environment(sources(library)), library, variables)
 
     def text(name: str, **extra: Any) -> str:
-        return "".join(split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
+        ports = "".join(f"{key}={port}\n" for key, port in PORTS.get(name, {}).items())
+        return ports + "".join(split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
 
     conf = text("slurm.conf", more=())
     texts = {
@@ -212,8 +216,8 @@ def _partition(
 
 
 def _step(key: str) -> str:
-    if key.lower() in PORTS:
-        return "leave it out: firewalls and checks go by Slurm's own ports"
+    if key.lower().endswith("port"):
+        return "leave it out: only root may take the ports that Slurm has here"
     if key.lower() == "nodename":
         return "leave it out: the nodes are those of the inventory"
     own = _KEYS.get(key.lower())

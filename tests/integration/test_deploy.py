@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 import socket
@@ -74,6 +75,14 @@ def test_the_rest_interface_takes_a_token_on_loopback_only(deployed: DeployedClu
     for port in (300, 5001):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address, port), timeout=20)
+
+
+def test_logs_of_containers_end_somewhere(deployed: DeployedCluster) -> None:
+    """Who has no account makes the registry log a line, too."""
+    said = deployed.ssh("n1", "docker inspect --format '{{json .HostConfig.LogConfig}}' $(docker ps -q)")
+    kept = [json.loads(line)["Config"] for line in said.splitlines()]
+    assert kept == [{"max-file": "4", "max-size": "50m"}] * len(kept)
+    assert len(kept) > 3
 
 
 def secrets(deployed: DeployedCluster) -> dict[str, str]:

@@ -48,7 +48,8 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
-    labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
+    said = {"nic": nic, "gfx": "gfx942", "stack": "debian-13", "control": "2"}
+    labels = {LABEL_PREFIX + name: value for name, value in said.items()}
     images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
     return list(precheck(Scope(listed, found, images, component.nic_profiles())))
 

@@ -49,7 +49,8 @@ def check(
         password=_PASSWORD,
         overlay=overlay,
     )
-    for file, text in files.texts.items():
+    for file in slurm_files.BLOCKS:
+        text = files.texts[file]
         for line, why in slurm_syntax.problems(file, text):
             raise BadInput.of("slurm-unreadable", _written(file, line, overlay), file=file, line=line.strip(), why=why)
     for file, ports in slurm_files.PORTS.items():

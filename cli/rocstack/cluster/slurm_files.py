@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup
 from rocstack.cluster.operation import minutes, seconds
@@ -15,6 +18,7 @@ from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.node import hostlist
 from rocstack.stack import component
 from rocstack.stack.blocks import Blocks, environment, sources, split
+from rocstack.stack.rules import upstream
 from rocstack.stack.sandbox import for_templates
 
 ALL = "all"
@@ -26,6 +30,8 @@ BLOCKS = {
     "cgroup.conf": ("limits",),
     "slurmdbd.conf": ("daemon", "database"),
 }
+REFUSE_LOGIN = "job_submit.lua"
+NO_CACHE = Version("25.05")  # from which on slurmd takes a user's environment from her login shell alone
 PORTS = {  # whatever an overlay's blocks say
     "slurm.conf": {"SlurmctldPort": SLURMCTLD, "SlurmdPort": SLURMD, "AccountingStoragePort": SLURMDBD},
     "slurmdbd.conf": {"DbdPort": SLURMDBD},
@@ -70,6 +76,7 @@ def files(
     groups: Mapping[str, Sequence[str]] | None = None,
     password: str,
     pmix: bool = True,
+    slurm: str = "",
     overlay: Path | None = None,
 ) -> Files:
     """
@@ -79,6 +86,7 @@ def files(
         groups: the inventory's groups -> node names, for partitions and reservations.
         password: of the database.
         pmix: whether the workers have it, by which srun starts ranks of MPI.
+        slurm: the version in the control image; empty for one that isn't known.
         overlay: the user's folder, whose slurm/*.j2 override blocks.
 
     Raises:
@@ -90,6 +98,7 @@ def files(
     workers = sorted(machines, key=lambda each: hostlist.natural(each.name))
     cgroups = cgroup.decide(cluster.cgroup, workers)
     virtual = any(each.virtual for each in workers)
+    reads_login = (upstream(slurm) or Version("0")) >= NO_CACHE
     variables: dict[str, Any] = {
         "cluster": cluster,
         "control": control,
@@ -98,6 +107,7 @@ def files(
         "jwt_key": JWT_KEY,
         "communication": [str(value) for key, value in cluster.slurm.items() if key.lower() == COMMUNICATION],
         "pmix": pmix,
+        "reads_login": reads_login,
         "nodes": _nodes(workers),
         "virtual": virtual,
         "gres_types": sorted({gres.type for each in workers for gres in each.gres}),
@@ -122,6 +132,8 @@ def files(
         "cgroup.conf": text("cgroup.conf"),
         "slurmdbd.conf": text("slurmdbd.conf", password=password),
     }
+    if reads_login:
+        texts[REFUSE_LOGIN] = (paths.templates() / "slurm" / REFUSE_LOGIN).read_text(encoding="utf-8")
     notes = list(cgroups.notes)
     if absent:
         names = hostlist.fold(sorted(absent, key=hostlist.natural))

@@ -114,6 +114,7 @@ class DesiredCluster:
             absent=self.absent,
             groups=self.inventory.worker_groups,
             password=self.keys.database_password,
+            slurm=self.images["control"].label("component.slurm") or "",
             pmix=bool(self.images["worker"].label("component.pmix")) or not self.images["worker"].slurm,
             overlay=self.overlay,
         )

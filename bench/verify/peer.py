@@ -37,7 +37,7 @@ def test_worker_runs(host: Any) -> None:
 
 
 def test_slurmd_listens(host: Any) -> None:
-    assert host.socket("tcp://0.0.0.0:6818").is_listening
+    assert host.socket("tcp://0.0.0.0:298").is_listening
 
 
 def test_munge(host: Any) -> None:

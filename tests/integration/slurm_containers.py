@@ -16,7 +16,7 @@ from rocstack.container import privileges
 
 # What a deploy gives the containers.
 PRIVILEGES = {
-    "control": (*privileges.LEAST, *privileges.SERVICE),
+    "control": (*privileges.LEAST, *privileges.SERVICE, *privileges.PORTS),
     "worker": (*privileges.LEAST, *privileges.WORKER),
 }
 # Without privileges there are no cgroups to put jobs in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 import socket
@@ -61,7 +62,7 @@ def test_the_rest_interface_takes_a_token_on_loopback_only(deployed: DeployedClu
     token = deployed.slurm("scontrol token username=alice lifespan=60").strip().removeprefix("SLURM_JWT=")
 
     def ask(headers: dict[str, str]) -> str:
-        url = "http://127.0.0.1:6820/slurm/v0.0.41/nodes"
+        url = "http://127.0.0.1:300/slurm/v0.0.41/nodes"
         script = (
             f"import urllib.request as u; print(u.urlopen(u.Request('{url}', headers={headers}), timeout=20).read())"
         )
@@ -71,9 +72,17 @@ def test_the_rest_interface_takes_a_token_on_loopback_only(deployed: DeployedClu
     assert "n1" in said
     assert "n2" in said
     assert "HTTP Error 401" in ask({})
-    for port in (6820, 5001):
+    for port in (300, 5001):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address, port), timeout=20)
+
+
+def test_logs_of_containers_end_somewhere(deployed: DeployedCluster) -> None:
+    """Who has no account makes the registry log a line, too."""
+    said = deployed.ssh("n1", "docker inspect --format '{{json .HostConfig.LogConfig}}' $(docker ps -q)")
+    kept = [json.loads(line)["Config"] for line in said.splitlines()]
+    assert kept == [{"max-file": "4", "max-size": "50m"}] * len(kept)
+    assert len(kept) > 3
 
 
 def secrets(deployed: DeployedCluster) -> dict[str, str]:

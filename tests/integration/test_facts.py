@@ -48,7 +48,8 @@ def on(workspace: Workspace, node: str, command: str) -> str:
 
 
 def check(listed: Inventory, found: Gathered, nic: str = "tcp") -> list[Finding]:
-    labels = {LABEL_PREFIX + "nic": nic, LABEL_PREFIX + "gfx": "gfx942", LABEL_PREFIX + "stack": "debian-13"}
+    said = {"nic": nic, "gfx": "gfx942", "stack": "debian-13", "control": "2"}
+    labels = {LABEL_PREFIX + name: value for name, value in said.items()}
     images = {role: Image(role, f"sha256:{role}", role, labels) for role in ("worker", "control")}
     return list(precheck(Scope(listed, found, images, component.nic_profiles())))
 
@@ -69,7 +70,7 @@ def test_healthy_nodes_have_no_finding(cluster: Workspace, listed: Inventory) ->
 
 
 def test_what_is_broken_is_found_on_its_node(cluster: Workspace, listed: Inventory) -> None:
-    serve = "import socket, time; s = socket.create_server(('', 6818)); time.sleep(600)"
+    serve = "import socket, time; s = socket.create_server(('', 298)); time.sleep(600)"
     on(cluster, "n2", f'nohup python3 -c "{serve}" >/dev/null 2>&1 & echo $! >/tmp/pid')
     on(
         cluster,
@@ -85,7 +86,7 @@ def test_what_is_broken_is_found_on_its_node(cluster: Workspace, listed: Invento
             ("n1", "things-unread"),
             ("n2", "daemons-beside"),
         ]
-        assert found.nodes[1].ports["6818"].program == "python3"
+        assert found.nodes[1].ports["298"].program == "python3"
         assert list(found.nodes[0].files) == ["/etc/rocstack/keys/database"]
         assert re.fullmatch("[0-9a-f]{64}", found.nodes[0].files["/etc/rocstack/keys/database"])
     finally:
@@ -101,7 +102,7 @@ def test_our_own_container_takes_no_port_from_us(cluster: Workspace, listed: Inv
     )
     pack += "tar -c . | docker import -c 'LABEL io.rocstack.role=worker' - own/worker:1"
     on(cluster, "n2", pack)
-    serve = "import socket, time; s = socket.create_server(('', 6818)); time.sleep(600)"
+    serve = "import socket, time; s = socket.create_server(('', 298)); time.sleep(600)"
     labels = "--label io.rocstack.service=worker --label io.rocstack.spec=abc --volume /usr:/usr:ro"
     on(cluster, "n2", f'docker run -d --name rocstack-worker --network host {labels} own/worker:1 python3 -c "{serve}"')
     try:
@@ -110,7 +111,7 @@ def test_our_own_container_takes_no_port_from_us(cluster: Workspace, listed: Inv
         (ours,) = node.containers
         assert (ours.name, ours.service, ours.spec, ours.status) == ("rocstack-worker", "worker", "abc", "running")
         assert [image.id for image in node.images] == [ours.image]
-        assert node.ports["6818"].service == "worker"
+        assert node.ports["298"].service == "worker"
         assert check(listed, found) == []
     finally:
         on(cluster, "n2", "docker rm -f rocstack-worker; docker rmi own/worker:1; rm -r /tmp/root")

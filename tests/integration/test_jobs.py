@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +101,9 @@ def queued(deployed: DeployedCluster, *words: str) -> str:
     return str(json.loads(deployed.run("submit", "--json", "--gpus-per-node", "0", *words).out)["id"])
 
 
+STARTED = "docker inspect --format '{{.State.StartedAt}}' rocstack-worker"
+
+
 def show(deployed: DeployedCluster, job: str, code: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = deployed.json("job", "show", job, code=code)
     return found
@@ -170,6 +174,36 @@ def test_the_trainer_as_its_owner(deployed: DeployedCluster) -> None:
     job = done.err.split()[1]
     assert show(deployed, job)["user"] == "alice"
     assert submit(deployed, "mine", "--", "id", "-u").out.splitlines()[0] == "2000"
+
+
+@pytest.mark.parametrize("asks", ["--export=NONE", "--get-user-env=10L"])
+def test_a_job_that_brings_no_environment_gets_a_users_own_and_ends_no_slurmd(
+    deployed: DeployedCluster, asks: str
+) -> None:
+    """Slurm's own way, by a namespace, ended slurmd and with it everybody's jobs on the node."""
+    before = deployed.containers("n2")["rocstack-worker"], deployed.ssh("n2", STARTED)
+    inside = "docker exec --user alice --workdir /home/alice rocstack-worker"
+    wrap = shlex.quote("echo $HOME $USER $PATH")
+    asked = f"{inside} sbatch --wait --nodelist=n2 {asks} --output=/home/alice/none.log --wrap {wrap}"
+    deployed.ssh("n1", asked)
+    said = deployed.ssh("n2", f"{inside} cat none.log")
+    assert re.search(r"^/home/alice alice .*/usr/bin", said, re.MULTILINE)
+    assert before == (deployed.containers("n2")["rocstack-worker"], deployed.ssh("n2", STARTED))
+
+
+TAKE = """
+import socket
+for port in range(297, 301):
+    try: socket.create_server(("", port), reuse_port=True)
+    except PermissionError: print("refused", port)
+"""
+
+
+def test_no_job_listens_at_a_port_of_slurms(deployed: DeployedCluster) -> None:
+    """Whoever has it while the daemon is away is believed."""
+    with program(deployed, TAKE) as path:
+        said = submit(deployed, "mine", "--nodes", "2", "--", "python3", path).out
+    assert [said.count(f"refused {port}\n") for port in range(297, 301)] == [2, 2, 2, 2]
 
 
 def test_a_job_that_fails_says_which_task_was_the_first(deployed: DeployedCluster) -> None:

@@ -72,7 +72,7 @@ def pull_accounts(deployed: DeployedCluster) -> dict[str, str]:
 
 def rest(deployed: DeployedCluster, token: str) -> str:
     ask = "GET /slurm/v0.0.41/nodes HTTP/1.0\\r\\nX-SLURM-USER-TOKEN: " + token + "\\r\\n\\r\\n"
-    line = f"exec 3<>/dev/tcp/127.0.0.1/6820; printf '{ask}' >&3; timeout 20 head -n 1 <&3"
+    line = f"exec 3<>/dev/tcp/127.0.0.1/300; printf '{ask}' >&3; timeout 20 head -n 1 <&3"
     return deployed.ssh("n1", f'bash -c "{line}"')
 
 

@@ -168,7 +168,7 @@ def start(
         ]
         for name in ("sl1", "sl2")
     }
-    ends = ("--volume=/sys:/sys:ro", f"--env=ROCSTACK_CONTROLLER={addresses['ctl']}:6817")
+    ends = ("--volume=/sys:/sys:ro", f"--env=ROCSTACK_CONTROLLER={addresses['ctl']}:297")
     (folder / "dri").mkdir()
     engine("run", "--rm", f"--volume={folder / 'dri'}:/dri", "--entrypoint=sh", built.worker, "-c", DEVICES)
     devices = [f"--device={file}:/dev/dri/{file.name}" for file in sorted((folder / "dri").iterdir())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,12 +12,16 @@ import pytest
 from slurm_containers import Cluster, Node, until
 from workspace import Built
 
+from rocstack.base import paths
+from rocstack.cluster import slurm_files
 from rocstack.deploy.work import controller
 from rocstack.node.engine import NodeError
 from rocstack.node.slurm_control import SlurmController, run_steps
 
 pytestmark = pytest.mark.engine
+# As with Slurm 25.05 and newer.
 SETTINGS = """\
+JobSubmitPlugins=lua
 NodeName=n[1-2] CPUs=2 RealMemory=1000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
@@ -26,6 +31,7 @@ ALL = ["n1", "n2"]
 @pytest.fixture(scope="module")
 def control(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     cluster = Cluster(built, tmp_path_factory.mktemp("slurm"), SETTINGS)
+    shutil.copy(paths.templates() / "slurm" / slurm_files.REFUSE_LOGIN, cluster.folder / "etc")
     try:
         control = cluster.start("ctl", "control", cluster.settings(), look="30s")
         for name in ALL:
@@ -42,6 +48,14 @@ def slurm(control: Node) -> SlurmController:
     ready = slurm.wait_ready(ALL, 60)
     assert ready["ready"] == ALL, ready
     return slurm
+
+
+@pytest.mark.parametrize("asks", ["--export=NONE", "--get-user-env"])
+def test_a_job_that_would_end_slurmd_is_refused(control: Node, asks: str) -> None:
+    refused = control.run("sbatch", asks, "--wrap=true", check=False)
+    assert refused.returncode == 1
+    assert "write --export=NIL, and set in the script what it needs" in refused.stderr
+    control.run("sbatch", "--export=NIL", "--wait", "--wrap=true")
 
 
 def test_a_node_is_freed_and_given_back(slurm: SlurmController, control: Node) -> None:

@@ -49,22 +49,29 @@ def check(
         password=_PASSWORD,
         overlay=overlay,
     )
-    for file, text in files.texts.items():
+    for file in slurm_files.BLOCKS:
+        text = files.texts[file]
         for line, why in slurm_syntax.problems(file, text):
             raise BadInput.of("slurm-unreadable", _written(file, line, overlay), file=file, line=line.strip(), why=why)
+    for file, ports in slurm_files.PORTS.items():
+        _check_ports(file, files.texts[file], ports, overlay)
     _check_blocks(files.texts[slurm_syntax.CONF], workers if known else None, overlay)
 
 
+def _check_ports(file: str, text: str, ports: Mapping[str, int], overlay: Path | None) -> None:
+    for line in text.splitlines():
+        row = dict(slurm_syntax.pairs(line))
+        for key, port in ports.items():
+            if row.get(key.lower(), str(port)) != str(port):
+                raise BadInput.of("slurm-port", _written(file, line, overlay), line=line.strip(), port=port)
+
+
 def _check_blocks(text: str, workers: Sequence[str] | None, overlay: Path | None) -> None:
-    """Of slurm.conf: ports that were moved, partitions of nodes that are not there."""
+    """Of slurm.conf: partitions of nodes that are not there."""
     lines = [dict(slurm_syntax.pairs(line)) for line in text.splitlines()]
     named = [value for row in lines for key, value in row.items() if key in ("nodename", "nodeset")]
     there = {*(workers or ()), "ALL", *(each for value in named for each in _expanded(value))}
     for line, row in zip(text.splitlines(), lines, strict=True):
-        for key, port in slurm_files.PORTS.items():
-            if row.get(key, port) != port:
-                at = _written(slurm_syntax.CONF, line, overlay)
-                raise BadInput.of("slurm-port", at, line=line.strip(), port=port)
         if workers is not None and "partitionname" in row:
             lost = [each for each in _expanded(row.get("nodes", "")) if each not in there]
             if lost:

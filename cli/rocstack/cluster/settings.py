@@ -38,6 +38,9 @@ ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
 VERIFY = "rocstack-verify"  # the acceptance suite's user, account and (hidden) partition, in every cluster
 VERIFY_UID = 42433
+# Slurm's programs ask nobody who answers at a port. Only root may take one below 1024, so that no job gets that of a
+# daemon that is away. 288 to 307 are nobody's (IANA's registry of ports), and a client of NFS takes its own above 600.
+SLURM_PORTS = SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 297, 298, 299, 300
 # uids in the images
 SYSTEM = {  # users of the images
     "_apt", "backup", "bin", "daemon", "docker-registry", "games", "irc", "list", "lp", "mail", "man", "munge", "mysql",
@@ -239,7 +242,7 @@ class ClusterSettings(Value):
             yield ("partitions", name, "default"), f"only one can be the default, and {defaults[0]} is"
         yield from self._taken_names()
         yield from self._mounted()
-        if self.rest.port in (*range(6817, 6821), self.ship.port, self.ship.port + 1):
+        if self.rest.port in (*SLURM_PORTS, self.ship.port, self.ship.port + 1):
             yield ("rest", "port"), f"port {self.rest.port} is Slurm's own, or the registry's"
         yield from self._of_service()
         for name, part in self.partitions.items():
@@ -300,7 +303,7 @@ class ClusterSettings(Value):
     def _of_service(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         if self.service is None:
             return
-        ports = {*range(6817, 6821), self.ship.port, self.ship.port + 1, self.rest.port or 0}
+        ports = {*SLURM_PORTS, self.ship.port, self.ship.port + 1, self.rest.port or 0}
         yield from services.problems(self.service, self.parsed_mounts, ports)
         for name, person in self.users.items():
             for own, uid in services.own_users(self.service).items():

@@ -7,14 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup
 from rocstack.cluster.operation import minutes, seconds
-from rocstack.cluster.settings import VERIFY, ClusterSettings, Partition
+from rocstack.cluster.settings import SLURMCTLD, SLURMD, SLURMDBD, VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.node import hostlist
 from rocstack.stack import component
 from rocstack.stack.blocks import Blocks, environment, sources, split
+from rocstack.stack.rules import upstream
 from rocstack.stack.sandbox import for_templates
 
 ALL = "all"
@@ -26,9 +30,14 @@ BLOCKS = {
     "cgroup.conf": ("limits",),
     "slurmdbd.conf": ("daemon", "database"),
 }
-# Not to be written beside ours: lines of nodes and partitions, and the ports that deploy opens and looks at.
-PORTS = {"slurmctldport": "6817", "slurmdport": "6818"}
-_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include", *PORTS)
+REFUSE_LOGIN = "job_submit.lua"
+NO_CACHE = Version("25.05")  # from which on slurmd takes a user's environment from her login shell alone
+PORTS = {  # whatever an overlay's blocks say
+    "slurm.conf": {"SlurmctldPort": SLURMCTLD, "SlurmdPort": SLURMD, "AccountingStoragePort": SLURMDBD},
+    "slurmdbd.conf": {"DbdPort": SLURMDBD},
+}
+# Not to be written beside ours.
+_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include")
 _KEYS = {  # of slurm.conf -> below `cluster:`
     "clustername": "name", "slurmctldhost": "control_address", "slurmctldtimeout": "timeouts.slurmctld",
     "slurmdtimeout": "timeouts.slurmd", "killwait": "timeouts.kill_wait", "inactivelimit": "timeouts.inactive",
@@ -67,6 +76,7 @@ def files(
     groups: Mapping[str, Sequence[str]] | None = None,
     password: str,
     pmix: bool = True,
+    slurm: str = "",
     overlay: Path | None = None,
 ) -> Files:
     """
@@ -76,6 +86,7 @@ def files(
         groups: the inventory's groups -> node names, for partitions and reservations.
         password: of the database.
         pmix: whether the workers have it, by which srun starts ranks of MPI.
+        slurm: the version in the control image; empty for one that isn't known.
         overlay: the user's folder, whose slurm/*.j2 override blocks.
 
     Raises:
@@ -87,6 +98,7 @@ def files(
     workers = sorted(machines, key=lambda each: hostlist.natural(each.name))
     cgroups = cgroup.decide(cluster.cgroup, workers)
     virtual = any(each.virtual for each in workers)
+    reads_login = (upstream(slurm) or Version("0")) >= NO_CACHE
     variables: dict[str, Any] = {
         "cluster": cluster,
         "control": control,
@@ -95,6 +107,7 @@ def files(
         "jwt_key": JWT_KEY,
         "communication": [str(value) for key, value in cluster.slurm.items() if key.lower() == COMMUNICATION],
         "pmix": pmix,
+        "reads_login": reads_login,
         "nodes": _nodes(workers),
         "virtual": virtual,
         "gres_types": sorted({gres.type for each in workers for gres in each.gres}),
@@ -109,7 +122,8 @@ def files(
     blocks = Blocks(environment(sources(library)), library, variables)
 
     def text(name: str, **extra: Any) -> str:
-        return "".join(split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
+        ports = "".join(f"{key}={port}\n" for key, port in PORTS.get(name, {}).items())
+        return ports + "".join(split(blocks.render(name, block, **extra))[0] for block in BLOCKS[name])
 
     conf = text("slurm.conf", more=())
     texts = {
@@ -118,6 +132,8 @@ def files(
         "cgroup.conf": text("cgroup.conf"),
         "slurmdbd.conf": text("slurmdbd.conf", password=password),
     }
+    if reads_login:
+        texts[REFUSE_LOGIN] = (paths.templates() / "slurm" / REFUSE_LOGIN).read_text(encoding="utf-8")
     notes = list(cgroups.notes)
     if absent:
         names = hostlist.fold(sorted(absent, key=hostlist.natural))
@@ -212,8 +228,8 @@ def _partition(
 
 
 def _step(key: str) -> str:
-    if key.lower() in PORTS:
-        return "leave it out: firewalls and checks go by Slurm's own ports"
+    if key.lower().endswith("port"):
+        return "leave it out: only root may take the ports that Slurm has here"
     if key.lower() == "nodename":
         return "leave it out: the nodes are those of the inventory"
     own = _KEYS.get(key.lower())

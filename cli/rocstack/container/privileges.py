@@ -9,4 +9,6 @@ _WORKER = (*_SERVICE, "SYS_NICE")
 # Never MKNOD: who can make no device node opens no disk, whatever the cgroups allow.
 LEAST = ("--security-opt=no-new-privileges", "--cap-drop=ALL")
 SERVICE = tuple(f"--cap-add={name}" for name in _SERVICE)
+# Slurm's daemons have ports that no user may take.
+PORTS = ("--cap-add=NET_BIND_SERVICE",)
 WORKER = tuple(f"--cap-add={name}" for name in _WORKER)

@@ -90,6 +90,10 @@ BACK = "the previous container runs again"
 OLD = "-old"  # what is replaced has its name with this until the new one is healthy
 GRACE_S = 10  # seconds that the engine gives a container to end which doesn't say otherwise
 LOG_LINES = 20
+# Whoever reaches a port makes lines of log; these two drivers keep them all, or what is usual elsewhere (Docker's docs,
+# "Configure logging drivers").
+UNBOUND = ("json-file", "local")
+BOUND = ("--log-opt=max-size=50m", "--log-opt=max-file=4")
 CREATE_S = 600.0  # seconds for the engine to make and start a container: its disk may be slow
 RECHECK_S = 5.0  # seconds for one to show that it is healthy after all
 BACK_S = 60.0  # seconds for the previous container to become healthy again
@@ -241,6 +245,8 @@ def _run(spec: Row, image: str, notes: list[str]) -> str:
     line = ["run", "--detach", "--pull=never", "--restart=always", "--name=" + spec["name"]]
     line += ["--label={}={}".format(SERVICE, spec["service"]), "--label={}={}".format(SPEC, spec["spec"])]
     line.append("--label={}={}".format(READS, ",".join(spec.get("reads", []))))
+    if docker("info", "--format={{.LoggingDriver}}", check=False).out.strip() in UNBOUND:
+        line += BOUND
     while True:
         output = docker(*line, *args, image, *spec.get("command", []), check=False, seconds=CREATE_S)
         limit = refused_ulimit(output.err) if output.code else None

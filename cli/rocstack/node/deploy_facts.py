@@ -82,7 +82,7 @@ def socket_owners(inodes: set[str]) -> list[int]:
 
 
 def listening_services(ports: Sequence[int], known: Processes, services: Services) -> dict[str, dict[str, str]]:
-    """Of `ports` those that somebody listens on: {"6817": {"program": "slurmctld", "service": "control"}}. `program`
+    """Of `ports` those that somebody listens on: {"297": {"program": "slurmctld", "service": "control"}}. `program`
     is empty where it can't be seen, `service` where it is none of ours."""
     listeners = {}
     for port, inodes in listening(read_text("/proc/net/" + name) for name in ("tcp", "tcp6")).items():
@@ -95,6 +95,12 @@ def listening_services(ports: Sequence[int], known: Processes, services: Service
     return listeners
 
 
+def unprivileged_ports() -> int:
+    """From which on any user may listen (ip(7)); 1024 where the kernel doesn't say."""
+    said = read_text("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip()
+    return int(said) if said.isdecimal() else 1024
+
+
 def foreign_daemons(known: Processes, services: Services) -> list[str]:
     """Slurm's and MUNGE's daemons on this node's network that run outside our containers. Another container may have
     a network of its own; where only root can tell, it counts."""
@@ -105,7 +111,7 @@ def foreign_daemons(known: Processes, services: Services) -> list[str]:
 
 
 def try_addresses(addresses: Sequence[str]) -> dict[str, str]:
-    """ "10.0.0.1:6817" -> "" where that host answers, be it with a refusal; else why not. All at once."""
+    """ "10.0.0.1:297" -> "" where that host answers, be it with a refusal; else why not. All at once."""
     errors = dict.fromkeys(addresses, f"no answer within {TIMEOUT_S:g} s")
     with selectors.DefaultSelector() as waiting, ExitStack() as open_sockets:
         for address in addresses:
@@ -231,6 +237,7 @@ def collect_facts(
         "unfinished": os.path.lexists(UNDER_WAY),
         "files": written_files(unread),
         "ports": listening_services(ports, known, services),
+        "unprivileged_ports": unprivileged_ports(),
         "daemons": foreign_daemons(known, services),
         "passwd": {str(uid): by_uid[uid].pw_name for uid in uids if uid in by_uid},
         "ids": {name: entry.pw_uid for name, entry in by_name.items()},

@@ -27,7 +27,7 @@ class ServiceSettings(ServerAddress):
     data: FolderPath = "/shared/rocstack"
     models: FolderPath = "/shared/models"
     reports: FolderPath = REPORTS  # of verify
-    slurmrestd: PlainUrl = "http://127.0.0.1:6820"
+    slurmrestd: PlainUrl = "http://127.0.0.1:300"
     database: Annotated[str, Field(min_length=1)]  # SQLAlchemy's URL
     database_password: str | None = None  # the file that has it
     users: dict[User, ServicePerson] = {}

@@ -98,6 +98,7 @@ def make(
             },
             tmpfs={"/run": ""},  # empty after a reboot
             privileged=True,  # the node runs an engine of its own
+            sysctls={"net.ipv4.ip_unprivileged_port_start": "1024"},  # a kernel's default; an engine lowers it
             userns_mode="host",
             cgroupns="private",
             shm_size=client.info()["MemTotal"] // 2,  # a kernel's default for /dev/shm

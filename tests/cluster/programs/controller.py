@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 CONTROL = ["docker", "exec", "rocstack-control"]
-REST = "http://127.0.0.1:6820"
+REST = "http://127.0.0.1:300"
 APIS = ("v0.0.42", "v0.0.41", "v0.0.40", "v0.0.39")  # of Slurm 23.11 to 24.11
 USER = "rocstack-verify"  # who can do the least: another program may have the port
 NODE = ("name", "state", "reason", "address", "version", "cpus", "real_memory", "gres", "gres_used")

@@ -55,7 +55,7 @@ def test_a_line_of_a_block_that_slurm_can_not_read(case: str, tmp_path: Path) ->
 
 def test_ports_and_nodes_of_blocks(tmp_path: Path) -> None:
     overlay = block(tmp_path, "more", "SlurmdPort=7000")
-    with pytest.raises(BadInput, match=r"'SlurmdPort=7000' moves a port of Slurm's, which is 6818") as error:
+    with pytest.raises(BadInput, match=r"'SlurmdPort=7000' moves a port of Slurm's, which is 298") as error:
         checks.check(ClusterSettings(), overlay=overlay)
     assert str(error.value.where) == f"{overlay}/slurm/slurm.conf.j2:3"
     overlay = block(tmp_path, "partitions", "PartitionName=x Nodes=n[1-7]")

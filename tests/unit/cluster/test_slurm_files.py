@@ -299,6 +299,29 @@ def test_a_line_that_is_ours(key: str) -> None:
     assert refused.value.code == "bad-slurm-line"
 
 
+@pytest.mark.parametrize(
+    ("version", "refuses"), [("", False), ("24.11.5-4", False), ("25.05.0", True), ("26.05.3", True)]
+)
+def test_no_slurmd_ends_where_a_job_asks_for_its_users_environment(version: str, refuses: bool) -> None:
+    """By a file, or by a refusal where Slurm knows no such file any more."""
+    made = slurm_files.files(ClusterSettings(), CONTROL, [], password="pass-word-1", slurm=version).texts
+    lines = made["slurm.conf"].splitlines()
+    assert (slurm_files.REFUSE_LOGIN in made) is refuses
+    assert ("JobSubmitPlugins=lua" in lines) is refuses
+    assert ("GetEnvTimeout=0" in lines) is not refuses
+
+
+def test_the_ports_that_no_job_can_take(tmp_path: Path) -> None:
+    """Whatever an overlay replaces."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    (folder / "slurm.conf.j2").write_text("{% block controller %}\nClusterName=own\n{% endblock %}\n")
+    texts = slurm_files.files(ClusterSettings(), CONTROL, [], password="pass-word-1", overlay=tmp_path).texts
+    conf = texts["slurm.conf"].splitlines()
+    assert {"ClusterName=own", "SlurmctldPort=297", "SlurmdPort=298", "AccountingStoragePort=299"} <= {*conf}
+    assert "DbdPort=299" in texts["slurmdbd.conf"].splitlines()
+
+
 def test_the_users_overlay(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     file = tmp_path / "slurm/slurm.conf.j2"

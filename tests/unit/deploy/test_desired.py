@@ -182,13 +182,13 @@ def test_slurmrestd_is_open_by_tls_only_and_where_it_is_asked_for() -> None:
     nodes: dict[str, dict[str, Any]] = {"n1": {}, "n2": {}, "n3": {}}
     closed, opened = wanted(nodes), wanted(nodes, cluster={"rest": {"port": 6821}, "ship": {"method": "archive"}})
     for desired in (closed, opened):
-        assert "--env=ROCSTACK_RESTD=127.0.0.1:6820" in flags(desired)
+        assert "--env=ROCSTACK_RESTD=127.0.0.1:300" in flags(desired)
     assert not any("REST_TLS" in flag for flag in flags(closed))
     assert "--env=ROCSTACK_REST_TLS=0.0.0.0:6821" in flags(opened)
     pem = x509.load_pem_x509_certificate(files_of(opened, "n1")[services.SERVER[0]])
     names = pem.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {"n1", "localhost"} <= {*names.get_values_for_type(x509.DNSName)}, "also without a registry of ours"
-    for port in (6818, 6820, 5000, 5001):
+    for port in (298, 300, 5000, 5001):
         with pytest.raises(ValueError, match=f"port {port} is Slurm's own, or the registry's"):
             ClusterSettings.model_validate({"rest": {"port": port}})
 

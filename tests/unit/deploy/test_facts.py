@@ -226,11 +226,11 @@ def test_the_clock_is_known_within_bounds() -> None:
 
 def test_who_is_asked_what() -> None:
     asked = facts.questions(INVENTORY, {"slurm": 64030})
-    assert asked["reach"] == {"n1": ["10.0.0.2:6818", "10.0.0.10:6818"]}
-    assert asked["reach_otherwise"] == ["10.0.0.1:6817"]
-    assert asked["ports"] == [6817, 6818, 6819, 6820]
+    assert asked["reach"] == {"n1": ["10.0.0.2:298", "10.0.0.10:298"]}
+    assert asked["reach_otherwise"] == ["10.0.0.1:297"]
+    assert asked["ports"] == [297, 298, 299, 300]
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
-    assert facts.questions(racks, {}, [5050])["ports"] == [443, 444, 5050, 6817, 6818, 6819, 6820]
+    assert facts.questions(racks, {}, [5050])["ports"] == [297, 298, 299, 300, 443, 444, 5050]
     assert asked["names"] == ["n1"]
     assert (asked["uids"], asked["users"]) == ([64030], ["slurm"])
 

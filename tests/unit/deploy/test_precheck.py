@@ -39,7 +39,7 @@ LABELS = {
     "gfx": "gfx942",
     "component.slurm": "24.11.5",
     "component.rocm": "6.1.2",
-    "registry": "accounts",
+    "control": "2",
 }
 MODEL = "/sys/devices/virtual/rocstack/model"
 

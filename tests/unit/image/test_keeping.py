@@ -218,3 +218,31 @@ def test_a_base_image_writes_nowhere_else(world: World, tmp_path: Path) -> None:
     assert caught.value.code == "kept-leads-out"
     assert [each.name for each in mine.parent.iterdir()] == ["authorized"]
     assert mine.read_text() == "mine"
+
+
+ENDLESS = """#!/bin/sh
+if [ "$1" = rm ]; then echo "$3" >{place}/removed; exit; fi
+echo "$@" >{place}/ran
+{sends}
+exec python3 -c 'import os
+while 1: os.write(1, b"y"), os.write(2, b"y")'
+"""
+
+
+@pytest.mark.parametrize("sends", ["", "tar --create --directory=/etc hostname"])
+def test_a_base_image_that_sends_for_ever_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: str
+) -> None:
+    """Neither its output nor its errors may fill the disk, nor its container's log."""
+    program = tmp_path / "bin/docker"
+    program.parent.mkdir()
+    program.write_text(ENDLESS.format(place=tmp_path, sends=sends))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(CheckFailed) as caught:
+        kept._from_mirror("", START, tmp_path / "kept")
+    assert caught.value.code == "packages-unresolved"
+    words = (tmp_path / "ran").read_text().split()
+    assert f"--name={(tmp_path / 'removed').read_text().strip()}" in words
+    assert {"--log-driver=none", "--cap-drop=ALL"} <= {*words}

@@ -201,7 +201,7 @@ def test_the_engines_ids_are_no_names(running: Running) -> None:
 
 
 PARTS: tuple[dict[str, Any], ...] = (
-    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:6820/slurm"}},
+    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:300/slurm"}},
     {"type": "image_url", "image_url": "https://example.org/a.png"},
     {"image_url": "file:///etc/passwd"},
     {"type": "video_url", "video_url": {"url": " data:x", "uuid": None}},

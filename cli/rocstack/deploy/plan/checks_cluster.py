@@ -4,8 +4,9 @@ images/findings/deploy-cluster.yml. Pure."""
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+from rocstack.cluster.settings import SLURMCTLD, SLURMD
 from rocstack.deploy.plan.scope import Scope, Values, cluster_rule, node_rule
-from rocstack.deploy.read.facts import SLURMCTLD, SLURMD, NodeFacts
+from rocstack.deploy.read.facts import NodeFacts
 from rocstack.deploy.read.inventory_values import is_address
 
 

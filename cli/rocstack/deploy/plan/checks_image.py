@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from functools import cache, partial
 
 from rocstack.base.levels import HARDWARE
-from rocstack.base.text import listed
 from rocstack.deploy.nodes.image import Image
 from rocstack.deploy.plan.scope import CLUSTER_RULES, NODE_RULES, Scope, Values, cluster_rule, node_rule
 from rocstack.deploy.read.facts import NodeFacts
@@ -16,7 +15,7 @@ from rocstack.stack import gpus, rules
 
 IN_TREE = "in-tree"
 INTERFACE = "sign-in"  # what is new in a service image: templates/components/service.j2
-REGISTRY = "accounts"  # how a control image's registry knows who pulls: templates/components/registry.j2
+CONTROL = "2"  # what a control image takes from a deploy: templates/components/registry.j2
 
 
 def _judged(result: str, node: NodeFacts, scope: Scope) -> Iterator[Values]:
@@ -113,11 +112,11 @@ def images_differ(scope: Scope) -> Iterator[Values]:
 
 
 @cluster_rule
-def registry_older(scope: Scope) -> Iterator[Values]:
-    """A registry that knows another kind of accounts would refuse every pull, after its predecessor is gone."""
+def control_older(scope: Scope) -> Iterator[Values]:
+    """Its services would not start, or refuse every pull, after their predecessors are gone."""
     image = scope.images["control"]
-    if scope.registries and image.label("registry") != REGISTRY:
-        yield {"image": image.name, "nodes": listed(scope.registries)}
+    if image.label("control") != CONTROL:
+        yield {"image": image.name}
 
 
 @cluster_rule

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from rocstack.base.text import listed
+from rocstack.cluster.settings import SLURMD
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
-from rocstack.deploy.read.facts import PORTS, SLURMD, NodeFacts
+from rocstack.deploy.read.facts import PORTS, NodeFacts
 from rocstack.node.containers import OLD
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
@@ -100,6 +101,15 @@ def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
         if listener and (not listener.service or (listener.service == "worker" and port != SLURMD)):
             by = f" by {listener.program}" if listener.program else ""
             yield {"port": port, "purpose": purpose, "program": by}
+
+
+@node_rule
+def ports_open(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """Jobs run in the node's network: where the kernel lets users have Slurm's ports, one of them gets what others
+    send to a daemon that is away."""
+    mine = [port for role in scope.roles(node) for port in PORTS[role]]
+    if node.unprivileged_ports <= max(mine, default=0):
+        yield {"start": node.unprivileged_ports, "last": max(mine)}
 
 
 @node_rule

@@ -15,7 +15,7 @@ from rocstack.cluster import service as service_settings
 from rocstack.cluster.cgroup import cgroup_flags
 from rocstack.cluster.oidc import TOKENS_UID
 from rocstack.cluster.service import SERVICE_UID, ClusterService
-from rocstack.cluster.settings import ClusterSettings
+from rocstack.cluster.settings import SLURMRESTD, ClusterSettings
 from rocstack.cluster.slurm_node import SlurmNodeConfig, slurm_node
 from rocstack.container.environment import Environment
 from rocstack.container.mount import Mount
@@ -25,7 +25,7 @@ from rocstack.deploy.nodes.node_spec import ContainerSpec, FileSpec, NodeSpec
 from rocstack.deploy.plan import services, tls
 from rocstack.deploy.plan.issuer_files import IssuerFiles
 from rocstack.deploy.plan.secrets import Secrets
-from rocstack.deploy.read.facts import SLURMRESTD, Gathered, NodeFacts, push_port
+from rocstack.deploy.read.facts import Gathered, NodeFacts, push_port
 from rocstack.deploy.read.inventory import Inventory, InventoryHost, RackRegistry
 from rocstack.nic.host_libraries import host_mounts
 from rocstack.node import hostlist
@@ -114,6 +114,7 @@ class DesiredCluster:
             absent=self.absent,
             groups=self.inventory.worker_groups,
             password=self.keys.database_password,
+            slurm=self.images["control"].label("component.slurm") or "",
             pmix=bool(self.images["worker"].label("component.pmix")) or not self.images["worker"].slurm,
             overlay=self.overlay,
         )

@@ -7,10 +7,11 @@ from rocstack.cluster.cgroup import SECCOMP
 from rocstack.cluster.oidc import JWT_KEY as MAKERS_KEY
 from rocstack.cluster.oidc import SOCKETS, TOKENS_UID
 from rocstack.cluster.service import SERVICE_UID
+from rocstack.cluster.settings import SLURMCTLD, SLURMRESTD
 from rocstack.container import privileges
 from rocstack.container.mount import Mount
 from rocstack.deploy.nodes.node_spec import ContainerSpec
-from rocstack.deploy.read.facts import SLURMCTLD, SLURMRESTD, push_port
+from rocstack.deploy.read.facts import push_port
 from rocstack.node import containers
 
 KEYS = "/etc/rocstack/keys"
@@ -133,6 +134,7 @@ def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | 
     tls = [f"--env=ROCSTACK_REST_TLS=0.0.0.0:{rest_port}", f"--volume={TLS}:{TLS}:ro"] if rest_port else []
     args = (
         *_PRIVILEGES,
+        *privileges.PORTS,
         "--network=host",
         f"--hostname={name}",
         "--env=ROCSTACK_SERVICE=controller",
@@ -165,6 +167,7 @@ def worker(
     """
     args = (
         *run,
+        *privileges.PORTS,
         f"--hostname={name}",
         f"--env=ROCSTACK_CONTROLLER={control}:{SLURMCTLD}",
         *([f"--env=ROCSTACK_WAIT_FOR={wait_for}"] if wait_for else []),

@@ -14,6 +14,7 @@ from pydantic import Field, SkipValidation
 
 from rocstack.base.errors import BadInput
 from rocstack.base.words import Value
+from rocstack.cluster.settings import SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD
 from rocstack.cluster.slurm_node import SlurmNodeConfig
 from rocstack.container import host
 from rocstack.deploy.nodes.answers import Answer, parse
@@ -29,7 +30,6 @@ PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
 UNREACHED, WRONG_VARIABLES = "node-unreached", "node-variables"
 VARIABLES = "variables"  # the state of a node whose variables in the inventory can't be used
-SLURMCTLD, SLURMD, SLURMDBD, SLURMRESTD = 6817, 6818, 6819, 6820
 PORTS = {  # by role
     "control": {SLURMCTLD: "slurmctld", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd"},
     "worker": {SLURMD: "slurmd"},
@@ -135,11 +135,12 @@ class FactsAnswer(Value):
     fence: int = 0  # the largest number of the cluster's lock of which it heard
     files: dict[str, str]  # path -> sha256, below /etc/rocstack
     ports: dict[str, Listener]
+    unprivileged_ports: int = 1024  # from here on any user's
     daemons: tuple[str, ...]  # of Slurm and MUNGE, outside our containers
     passwd: dict[str, str]  # uid -> name
     ids: dict[str, int]  # name -> uid
     resolve: dict[str, tuple[str, ...]]
-    reach: dict[str, str]  # "10.0.0.1:6817" -> "" or why not
+    reach: dict[str, str]  # "10.0.0.1:297" -> "" or why not
     machine: str
     memory: int
     cpus: int

@@ -40,6 +40,7 @@ NOTES = {  # of healthy logs: what is worth a word there
     "time-limit": ("slurm-time-limit",),
     "rccl-libfabric-without-verbs": ("rccl-no-ib-device",),
     "verbs-other-provider": ("verbs-provider-missing",),
+    "torchrun-end": ("torch-store-ended",),
 }
 ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
 

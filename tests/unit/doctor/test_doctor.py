@@ -40,6 +40,8 @@ NOTES = {  # of healthy logs: what is worth a word there
     "time-limit": ("slurm-time-limit",),
     "rccl-libfabric-without-verbs": ("rccl-no-ib-device",),
     "verbs-other-provider": ("verbs-provider-missing",),
+    "torchrun-end": ("torch-store-ended",),
+    "accepted-runs": ("limit-refused", "sudo-refused"),
 }
 ALONE = {"transport-unknown"}  # said of any log that isn't RCCL's
 

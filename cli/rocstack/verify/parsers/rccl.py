@@ -22,6 +22,8 @@ _FIELDS = {
     "bounds": re.compile(r"^# Out of bounds values : (\d+)"),
     "average": re.compile(r"^# Avg bus bandwidth +: (\d+(?:\.\d*)?)"),
 }
+# Of any rank's process, though others come to their end.
+_FAILURE = re.compile(r"(?:^|: )Test (?:[A-Z]{3,4} failure |timeout \()|^\.\. \S+ pid \d+: Test failure ")
 _RANK = re.compile(r"^# +Rank +(\d+)\b")
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z]")
 _COLUMNS = (11, 12, 13)  # older ones have no root, those of 2021 and of collectives that don't reduce no redop
@@ -91,11 +93,11 @@ class Collective:
 def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     """
     Raises:
-        CheckFailed: no row, a row that isn't understood, or no end.
+        CheckFailed: no row, a row that isn't understood, no end, or a rank that failed.
     """
     fields: dict[str, str] = {}
     ranks: set[str] = set()
-    out_of_bounds = end = 0
+    out_of_bounds = end = failed = 0
     started: list[tuple[int, list[str]]] = []
     for number, raw in enumerate(lines(text), 1):
         line = _PREFIXES.sub("", raw).strip()
@@ -104,6 +106,8 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
                 fields[key] = match[1]
                 out_of_bounds = max(out_of_bounds, int(match[1])) if key == "bounds" else out_of_bounds
                 end = number if key == "average" else end
+        if _FAILURE.search(line):
+            failed = failed or number
         if match := _RANK.match(line):
             ranks.add(match[1])
         own = without_rccl(line).strip()
@@ -122,6 +126,8 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         raise bad(tool, text, "no size was measured")
     if "average" not in fields:
         raise bad(tool, text, f"it ended after {len(rows)} sizes, before its average")
+    if failed:
+        raise bad(tool, text, "a rank failed", failed)
     if started[-1][0] > end:
         raise bad(tool, text, "a table after its average was cut off", started[-1][0])
     return Collective(fields.get("tests", ""), fields.get("library", ""), len(ranks), tuple(rows), out_of_bounds)

@@ -47,6 +47,7 @@ SYSTEM = {  # users of the images
     "news", "nobody", "proxy", "root", VERIFY, "slurm", "sync", "sys", "uucp", "www-data",
 }  # fmt: skip
 TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
+LONGEST_TOKEN = 90 * 86400  # seconds
 MOMENT = "%Y-%m-%dT%H:%M"
 Limit = Annotated[int, Field(ge=-1, le=MOST)]
 _IMAGES_OWN = ("bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var")
@@ -96,6 +97,7 @@ class Qos(Value):
     max_gpus_per_job: Limit | None = None
     max_nodes: Limit | None = None  # of a job
     max_jobs: Limit | None = None  # that a user may have running
+    max_submitted: Limit | None = None  # that a user may have running and waiting
     max_wall: Duration | None = None  # of a job
     flags: tuple[SlurmFlag, ...] | None = None  # DenyOnLimit, NoReserve ... of sacctmgr(1)
 

@@ -299,6 +299,15 @@ def test_a_line_that_is_ours(key: str) -> None:
     assert refused.value.code == "bad-slurm-line"
 
 
+def test_tokens_that_people_make_themselves_end() -> None:
+    """Where they sign in at an issuer they make none: one that is longer than the sign-in would outlast it."""
+    oidc = {"issuer": "https://i.example", "client_id": "c"}
+    signs_in = ClusterSettings.model_validate({"mounts": ["/data"], "service": {"data": "/data/s", "oidc": oidc}})
+    for cluster, says in ((ClusterSettings(), "max_token_lifespan=7776000"), (signs_in, "disable_token_creation")):
+        conf = slurm_files.files(cluster, CONTROL, [], password="pass-word-1").texts["slurm.conf"]
+        assert f"AuthAltParameters=jwt_key=/run/slurm/jwt_hs256.key,{says}" in conf.splitlines()
+
+
 @pytest.mark.parametrize(
     ("version", "refuses"), [("", False), ("24.11.5-4", False), ("25.05.0", True), ("26.05.3", True)]
 )
@@ -342,7 +351,7 @@ def test_every_block_is_rendered() -> None:
     names = [name for blocks_of in slurm_files.BLOCKS.values() for name in blocks_of]
     assert sorted(blocks.BLOCKS["slurm"]) == sorted(names)
     texts = made([node("n1", 1)], slurm={"JobFileAppend": 1})
-    assert set(texts) == set(slurm_files.BLOCKS)
+    assert set(texts) == {*slurm_files.BLOCKS, *slurm_files.MPI}
     keys = [line.partition("=")[0] for text in texts.values() for line in text.splitlines() if "=" in line]
     assert not [
         line

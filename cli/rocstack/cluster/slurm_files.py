@@ -32,6 +32,9 @@ BLOCKS = {
 }
 # Below root's folder: in /tmp a job could take the names of others' steps, which then don't start.
 MPI = {"mpi.conf": "PMIxCliTmpDirBase=/run/rocstack\n"}
+# Of a job that is to run for ever. slurmctld looks so far ahead as a job's time limit says, by a number that ends after
+# 68 years: then it hangs (_future_run_test in Slurm's cons_tres, until 25.11.1).
+YEAR = str(365 * 24 * 60)  # minutes
 REFUSE_LOGIN = "job_submit.lua"
 NO_CACHE = Version("25.05")  # from which on slurmd takes a user's environment from her login shell alone
 PORTS = {  # whatever an overlay's blocks say
@@ -224,7 +227,7 @@ def _partition(
     words = {
         "Nodes": "ALL" if part.nodes == (ALL,) else hostlist.fold(names) or '""',
         "Default": "YES" if name == cluster.default_partition else "NO",
-        "MaxTime": minutes(part.max_time),
+        "MaxTime": minutes(part.max_time, forever=YEAR),
         "State": part.state.upper(),
         "PriorityTier": str(part.tier),
         "QOS": part.qos,

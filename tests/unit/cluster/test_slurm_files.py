@@ -258,10 +258,10 @@ def test_partitions() -> None:
     text = made(nodes, groups={"rack1": ["n3", "n4", "head"], "rack2": []}, partitions=parts)["slurm.conf"]
     assert lines(text, "PartitionName") == [
         "PartitionName=all Nodes=ALL Default=NO MaxTime=10080 State=UP PriorityTier=1 DefCpuPerGPU=48",
-        "PartitionName=rack Nodes=n[3-4] Default=YES MaxTime=UNLIMITED State=UP PriorityTier=5 QOS=high "
+        "PartitionName=rack Nodes=n[3-4] Default=YES MaxTime=525600 State=UP PriorityTier=5 QOS=high "
         "AllowAccounts=default DefCpuPerGPU=48",
         "PartitionName=two Nodes=n[1-2,4] Default=NO MaxTime=1 State=DRAIN PriorityTier=1 DefCpuPerGPU=48",
-        'PartitionName=none Nodes="" Default=NO MaxTime=UNLIMITED State=UP PriorityTier=1',
+        'PartitionName=none Nodes="" Default=NO MaxTime=525600 State=UP PriorityTier=1',
         "PartitionName=rocstack-verify Nodes=ALL AllowAccounts=rocstack-verify Hidden=YES MaxTime=UNLIMITED",
     ]
 

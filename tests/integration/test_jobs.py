@@ -191,6 +191,30 @@ def test_a_job_that_brings_no_environment_gets_a_users_own_and_ends_no_slurmd(
     assert before == (deployed.containers("n2")["rocstack-worker"], deployed.ssh("n2", STARTED))
 
 
+def test_a_job_that_takes_the_names_of_others_steps_stops_none(deployed: DeployedCluster) -> None:
+    """Slurm's PMIx makes a folder for each step; /tmp is everybody's."""
+    nodes = ("n1", "n2")
+    last = int(queued(deployed, "mine", "--", "true"))
+    names = " ".join(f"/tmp/spmix_appdir_2000_{job}.0" for job in range(last, last + 20))
+    for node in nodes:
+        deployed.ssh(node, f"docker exec --user 65534 rocstack-worker mkdir {names}")
+    try:
+        said = submit(deployed, "mine", "--nodes", "2", "--", "echo", "started").out
+        assert said.count("started") >= 2
+    finally:
+        for node in nodes:
+            deployed.ssh(node, f"docker exec rocstack-worker rmdir {names}")
+
+
+def test_a_user_makes_no_token_that_lasts_for_years(deployed: DeployedCluster) -> None:
+    def ask(seconds: int) -> str:
+        word = f"scontrol token lifespan={seconds} 2>&1 || true"
+        return deployed.ssh("n1", f"docker exec --user alice rocstack-worker {word}")
+
+    assert ask(28800).startswith("SLURM_JWT=")
+    assert "SLURM_JWT=" not in ask(1_000_000_000)
+
+
 TAKE = """
 import socket
 for port in range(297, 301):

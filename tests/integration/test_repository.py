@@ -80,14 +80,14 @@ def vendor(base: str, prefix: str) -> Iterator[Vendor]:
     engine("rm", "--force", name)
 
 
-def resolved(base: str, vendor: Vendor, key_sha256: str | None) -> resolve.Resolved:
+def resolved(base: str, vendor: Vendor, key_sha256: str | None, archive: bool = False) -> resolve.Resolved:
     chosen = stack.load(STACK)
     repository = stack.AptRepository(
         name="vendor", uri=vendor.address, suite="one", key=f"{vendor.address}/key.asc", key_sha256=key_sha256,
         origin="vendor",
     )  # fmt: skip
-    pmix = stack.ComponentChoice(method="source", version="1", url=f"{vendor.address}/archive.tar")
-    components = {**chosen.components, "pmix": pmix}
+    source = stack.ComponentChoice(method="source", version="1", url=f"{vendor.address}/archive.tar")
+    components = {**chosen.components, **({"pmix": source} if archive else {})}
     chosen = chosen.model_copy(update={"repositories": (repository,), "components": components})
     value = resolve.resolve(chosen, "tcp", component.library("components"), component.library("nic"), overlay.Overlay())
     return value.model_copy(update={"base": base})
@@ -129,7 +129,7 @@ def test_a_lock_notes_the_key_that_it_finds(base: str, vendor: Vendor) -> None:
 
 
 def test_a_lock_sees_it_and_hashes_archives(base: str, vendor: Vendor) -> None:
-    value = resolved(base, vendor, vendor.key_sha256)
+    value = resolved(base, vendor, vendor.key_sha256, archive=True)
     answer = pinning.ask_apt(pinning.script(value, Site()), BaseImage(reference=base, digest="", how="given"))
     assert ("tini", "0.0.1") in [(p.name, p.version) for p in pinning.parse_packages(answer)]
     (pmix,) = pinning.parse_sources(answer, value)

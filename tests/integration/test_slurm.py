@@ -332,7 +332,15 @@ def test_what_was_made_by_hand_stays_and_is_said(cluster: Slurm) -> None:
 
 
 def test_everything_can_be_changed_and_taken_back(cluster: Slurm) -> None:
-    low = {"priority": 5, "preempt_mode": "cancel", "grace": "45s", "max_nodes": 3, "max_jobs": 2, "max_wall": "90m"}
+    low = {
+        "priority": 5,
+        "preempt_mode": "cancel",
+        "grace": "45s",
+        "max_nodes": 3,
+        "max_jobs": 2,
+        "max_submitted": 9,
+        "max_wall": "90m",
+    }
     other = settings(
         qos={
             "low": {**low, "max_gpus": 9, "max_gpus_per_account": 8, "max_gpus_per_user": 7, "max_gpus_per_job": 6},

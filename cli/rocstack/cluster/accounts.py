@@ -88,6 +88,7 @@ def _qos(cluster: ClusterSettings, records: SlurmRecords) -> Iterator[Command]:
             (f"MaxTRESPerJob={_GPU}", qos.max_gpus_per_job, job.get(_GPU, "-1")),
             ("MaxTRESPerJob=node", qos.max_nodes, job.get("node", "-1")),
             ("MaxJobsPerUser", qos.max_jobs, row.get("MaxJobsPU") or "-1"),
+            ("MaxSubmitJobsPerUser", qos.max_submitted, row.get("MaxSubmitPU") or "-1"),
             (
                 "MaxWall",
                 qos.max_wall and minutes(qos.max_wall, forever="-1"),

@@ -29,7 +29,7 @@ from rocstack.base.words import (
 )
 from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
-from rocstack.cluster.operation import MOST, Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts
+from rocstack.cluster.operation import MOST, Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts, seconds
 from rocstack.cluster.service import ClusterService
 from rocstack.container.mount import Mount, parse_mount
 from rocstack.node import hostlist
@@ -47,6 +47,7 @@ SYSTEM = {  # users of the images
     "news", "nobody", "proxy", "root", VERIFY, "slurm", "sync", "sys", "uucp", "www-data",
 }  # fmt: skip
 TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
+LONGEST_TOKEN, LONGEST_JOB = 90 * 86400, 3650 * 86400  # seconds
 MOMENT = "%Y-%m-%dT%H:%M"
 Limit = Annotated[int, Field(ge=-1, le=MOST)]
 _IMAGES_OWN = ("bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var")
@@ -75,7 +76,7 @@ class Partition(Value):
 
     nodes: Nodes = ("all",)  # all; node names, hostlists or groups of the inventory
     default: bool = False  # where jobs go that name no partition; without any, the first
-    max_time: Duration = "infinite"  # of a job
+    max_time: Duration = "infinite"  # of a job; infinite is a year
     qos: SlurmName | None = None  # whose limits hold for the partition as a whole
     accounts: tuple[SlurmName, ...] = ()  # that may use it; empty: all
     tier: Annotated[int, Field(ge=0, le=65533)] = 1  # jobs of a higher tier are looked at first
@@ -96,6 +97,7 @@ class Qos(Value):
     max_gpus_per_job: Limit | None = None
     max_nodes: Limit | None = None  # of a job
     max_jobs: Limit | None = None  # that a user may have running
+    max_submitted: Limit | None = None  # that a user may have running and waiting
     max_wall: Duration | None = None  # of a job
     flags: tuple[SlurmFlag, ...] | None = None  # DenyOnLimit, NoReserve ... of sacctmgr(1)
 
@@ -246,6 +248,8 @@ class ClusterSettings(Value):
             yield ("rest", "port"), f"port {self.rest.port} is Slurm's own, or the registry's"
         yield from self._of_service()
         for name, part in self.partitions.items():
+            if (seconds(part.max_time) or 0) > LONGEST_JOB:
+                yield ("partitions", name, "max_time"), f"a job runs for {LONGEST_JOB // 86400}d at most"
             if not part.nodes:
                 yield ("partitions", name, "nodes"), "it names no node: name some, or all"
             yield from _unknown(("partitions", name, "qos"), "QoS", part.qos, qos)

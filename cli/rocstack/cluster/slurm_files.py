@@ -13,7 +13,7 @@ from rocstack.base import paths
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.cluster import cgroup
 from rocstack.cluster.operation import minutes, seconds
-from rocstack.cluster.settings import SLURMCTLD, SLURMD, SLURMDBD, VERIFY, ClusterSettings, Partition
+from rocstack.cluster.settings import LONGEST_TOKEN, SLURMCTLD, SLURMD, SLURMDBD, VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
 from rocstack.node import hostlist
 from rocstack.stack import component
@@ -30,6 +30,11 @@ BLOCKS = {
     "cgroup.conf": ("limits",),
     "slurmdbd.conf": ("daemon", "database"),
 }
+# Below root's folder: in /tmp a job could take the names of others' steps, which then don't start.
+MPI = {"mpi.conf": "PMIxCliTmpDirBase=/run/rocstack\n"}
+# Of a job that is to run for ever. slurmctld looks so far ahead as a job's time limit says, by a number that ends after
+# 68 years: then it hangs (_future_run_test in Slurm's cons_tres, until 25.11.1).
+YEAR = str(365 * 24 * 60)  # minutes
 REFUSE_LOGIN = "job_submit.lua"
 NO_CACHE = Version("25.05")  # from which on slurmd takes a user's environment from her login shell alone
 PORTS = {  # whatever an overlay's blocks say
@@ -105,6 +110,10 @@ def files(
         "cgroups": cgroups,
         "seconds": for_templates(seconds),
         "jwt_key": JWT_KEY,
+        # Where people sign in at the site's issuer nobody makes a token of her own that outlasts it.
+        "tokens": "disable_token_creation"
+        if cluster.service and cluster.service.oidc
+        else f"max_token_lifespan={LONGEST_TOKEN}",
         "communication": [str(value) for key, value in cluster.slurm.items() if key.lower() == COMMUNICATION],
         "pmix": pmix,
         "reads_login": reads_login,
@@ -132,6 +141,8 @@ def files(
         "cgroup.conf": text("cgroup.conf"),
         "slurmdbd.conf": text("slurmdbd.conf", password=password),
     }
+    if pmix:
+        texts |= MPI
     if reads_login:
         texts[REFUSE_LOGIN] = (paths.templates() / "slurm" / REFUSE_LOGIN).read_text(encoding="utf-8")
     notes = list(cgroups.notes)
@@ -216,7 +227,7 @@ def _partition(
     words = {
         "Nodes": "ALL" if part.nodes == (ALL,) else hostlist.fold(names) or '""',
         "Default": "YES" if name == cluster.default_partition else "NO",
-        "MaxTime": minutes(part.max_time),
+        "MaxTime": minutes(part.max_time, forever=YEAR),
         "State": part.state.upper(),
         "PriorityTier": str(part.tier),
         "QOS": part.qos,

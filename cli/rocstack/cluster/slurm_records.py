@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_QOS = "Name,Priority,Preempt,PreemptMode,GraceTime,GrpTRES,MaxTRESPA,MaxTRESPU,MaxTRES,MaxJobsPU,MaxWall,Flags"
+_QOS = "Name,Priority,Preempt,PreemptMode,GraceTime,GrpTRES,MaxTRESPA,MaxTRESPU,MaxTRES,MaxJobsPU,MaxSubmitPU"
+_QOS += ",MaxWall,Flags"
 _ASSOC = "Account,User,ParentName,Share,QOS,DefaultQOS,GrpTRES,Partition"
 _USER = "User,DefaultAccount,AdminLevel"
 

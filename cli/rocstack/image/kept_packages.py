@@ -11,11 +11,8 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tarfile
 import tempfile
-import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +23,9 @@ from urllib.parse import unquote
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.tar_stream import open_tar
 from rocstack.base.words import Value
-from rocstack.container import privileges
 from rocstack.edge import files
-from rocstack.image import pinning, sources
+from rocstack.image import in_base, pinning, sources
 from rocstack.image.base_image import BaseImage
-from rocstack.image.base_reader import QUIET
 from rocstack.node import files as node_files
 from rocstack.settings.site import Site
 from rocstack.stack.lock import Lock, source_sha256
@@ -40,7 +35,7 @@ from rocstack.stack.stack import SourceArchive
 MIRROR, KEYS, WHEELS, SOURCES = "mirror", "keys", "wheels", "sources"
 LARGEST, FILES = 16 << 30, 200_000  # bytes of one file, and files of all: a stack has some thousand
 SPARE = 1 << 30  # bytes of the disk that stay free, whatever comes
-SAID, PADDING = 1 << 16, 1 << 20  # bytes of errors that are kept, and behind the end of a tar
+PADDING = 1 << 20  # bytes behind the end of a tar
 _INSTALL = re.compile(r"/run/rocstack/build/apt-install((?: \\\n +[^\s\\]+)+)")
 _INDEX = re.compile(r"(InRelease|Release|Release\.gpg)")
 _DIR = "/tmp/kept"  # in the container
@@ -256,42 +251,16 @@ def _is(file: Path, *sha256: str | None) -> bool:
 
 
 def _from_mirror(text: str, base: BaseImage, folder: Path) -> None:
-    """A base image is a stranger: of what it says beside the files the end is kept, and one that doesn't keep to them
-    is stopped."""
-    name = f"rocstack-packages-{uuid.uuid4().hex[:12]}"
-    command = ["docker", "run", "--rm", "-i", f"--name={name}", *privileges.LEAST, *privileges.SERVICE, *QUIET]
-    command += [base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
-    pipe, said = subprocess.PIPE, bytearray()
-    problem: str | None = None
-    with tempfile.TemporaryFile() as asked:
-        asked.write(text.encode())
-        asked.seek(0)
-        with subprocess.Popen(command, stdin=asked, stdout=pipe, stderr=pipe) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            listener = threading.Thread(target=_hear, args=(process.stderr, said))
-            listener.start()
-            try:
-                _receive(process.stdout, folder)
-                more = len(process.stdout.read(PADDING + 1)) > PADDING
-                problem = "it sends more than a mirror's files" if more else ""
-            except tarfile.TarError as error:
-                problem = str(error)
-            finally:
-                if problem != "":
-                    subprocess.run(["docker", "rm", "--force", name], capture_output=True, check=False)
-                    process.kill()
-                listener.join()
-    if process.returncode or problem:
-        lines = said.decode("utf-8", "replace").splitlines()
-        errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or [str(problem)]
-        raise CheckFailed.of("packages-unresolved", error=errors[0])
-
-
-def _hear(stream: IO[bytes], said: bytearray) -> None:
-    while part := stream.read(1 << 12):
-        said += part
-        del said[:-SAID]
+    problem = ""
+    try:
+        with in_base.running(text, base) as script:
+            _receive(script.out, folder)
+            if len(script.out.read(PADDING + 1)) > PADDING:
+                raise tarfile.ReadError("it sends more than a mirror's files")
+    except tarfile.TarError as error:
+        problem = str(error)
+    if script.code or problem:
+        raise CheckFailed.of("packages-unresolved", error=(*script.errors, problem)[0])
 
 
 def _receive(stream: IO[bytes], folder: Path) -> None:

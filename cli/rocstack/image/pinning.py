@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from rocstack.base import paths
 from rocstack.base.errors import CheckFailed
+from rocstack.image import in_base
 from rocstack.image.base_image import BaseImage
 from rocstack.image.build_failure import of_index
 from rocstack.settings.site import Site
@@ -32,6 +33,7 @@ from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import Stack
 
 _BUILD = "/run/rocstack/build"
+ANSWER = 64 << 20  # bytes that apt may print
 PLATFORMS = ("manylinux_2_39_x86_64", "manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64",
              "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
 _MORE_PLACES = (
@@ -125,17 +127,16 @@ def ask_apt(script: str, base: BaseImage) -> str:
     Raises:
         CheckFailed: a package or source is gone, or a mirror does not answer.
     """
-    # The script comes through stdin: site settings are in no process list.
-    command = ["docker", "run", "--rm", "-i", base.reference, "bash", "-c", "cat >/tmp/ask && bash /tmp/ask </dev/null"]
-    ran = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        lines = ran.stderr.splitlines()
-        if unread := of_index(lines):
+    with in_base.running(script, base) as ran:
+        said = ran.out.read(ANSWER + 1)
+        if len(said) > ANSWER:
+            raise CheckFailed.of("packages-unresolved", error=f"it prints more than {ANSWER >> 20} MB")
+    if ran.code:
+        if unread := of_index(ran.lines):
             error, cause, next_step = unread
             raise CheckFailed.of("index-unread", error=error, cause=cause, next=next_step)
-        errors = [line for line in lines if line.startswith("E:")] or lines[-1:]
-        raise CheckFailed.of("packages-unresolved", error=errors[0] if errors else "no message")
-    return ran.stdout
+        raise CheckFailed.of("packages-unresolved", error=(*ran.errors, "no message")[0])
+    return said.decode("utf-8", "replace")
 
 
 def parse_sources(text: str, resolved: Resolved) -> tuple[LockedSource, ...]:

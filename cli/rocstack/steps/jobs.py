@@ -10,6 +10,7 @@ from typing import Any
 
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.base.text import count, visible
+from rocstack.cluster.settings import LONGEST_TOKEN
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
 from rocstack.jobs.pools import asked_for, fitted
@@ -22,7 +23,6 @@ from rocstack.steps.job_options import JobOptions, RecipeOptions, SubmitOptions,
 from rocstack.steps.options import StacksOptions, inventory_path, settings
 
 EVERY_S, SELDOM_S = 1.0, 5.0  # between two looks at a job that is followed: while it says something, and at most
-LONGEST_TOKEN = 90 * 86400  # seconds
 SETTLE = 3  # looks at the log after the job's end: the last lines may come late
 
 

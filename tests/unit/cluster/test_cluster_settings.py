@@ -73,6 +73,7 @@ def test_as_json_and_back() -> None:
         ("partitions:\n    a: {nodes: 'n[1'}", 3, "'n[1' is no hostlist"),
         ("partitions:\n    a: {max_time: 24:00:00}", 3, "24:00:00 is read to the base of 8 or 60 by YAML"),
         ("partitions:\n    a: {max_time: 1w}", 3, "'1w' is not a duration"),
+        ("partitions:\n    a: {max_time: 3651d}", 3, "a job runs for 3650d at most"),
         ("partitions: {}", 2, "it is empty"),
         ("partitions:\n    a: {default: true}\n    b: {default: true}", 4, "only one can be the default"),
         ("partitions:\n    a: {qos: gold}", 3, "there is no QoS 'gold'"),

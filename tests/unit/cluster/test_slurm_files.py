@@ -258,10 +258,10 @@ def test_partitions() -> None:
     text = made(nodes, groups={"rack1": ["n3", "n4", "head"], "rack2": []}, partitions=parts)["slurm.conf"]
     assert lines(text, "PartitionName") == [
         "PartitionName=all Nodes=ALL Default=NO MaxTime=10080 State=UP PriorityTier=1 DefCpuPerGPU=48",
-        "PartitionName=rack Nodes=n[3-4] Default=YES MaxTime=UNLIMITED State=UP PriorityTier=5 QOS=high "
+        "PartitionName=rack Nodes=n[3-4] Default=YES MaxTime=525600 State=UP PriorityTier=5 QOS=high "
         "AllowAccounts=default DefCpuPerGPU=48",
         "PartitionName=two Nodes=n[1-2,4] Default=NO MaxTime=1 State=DRAIN PriorityTier=1 DefCpuPerGPU=48",
-        'PartitionName=none Nodes="" Default=NO MaxTime=UNLIMITED State=UP PriorityTier=1',
+        'PartitionName=none Nodes="" Default=NO MaxTime=525600 State=UP PriorityTier=1',
         "PartitionName=rocstack-verify Nodes=ALL AllowAccounts=rocstack-verify Hidden=YES MaxTime=UNLIMITED",
     ]
 
@@ -297,6 +297,15 @@ def test_a_line_that_is_ours(key: str) -> None:
     with pytest.raises(BadInput, match=f"cluster.slurm sets {key}") as refused:
         made([node("n1", 1)], slurm={key: "preempt/none" if key.lower() == "preempttype" else "x"})
     assert refused.value.code == "bad-slurm-line"
+
+
+def test_tokens_that_people_make_themselves_end() -> None:
+    """Where they sign in at an issuer they make none: one that is longer than the sign-in would outlast it."""
+    oidc = {"issuer": "https://i.example", "client_id": "c"}
+    signs_in = ClusterSettings.model_validate({"mounts": ["/data"], "service": {"data": "/data/s", "oidc": oidc}})
+    for cluster, says in ((ClusterSettings(), "max_token_lifespan=7776000"), (signs_in, "disable_token_creation")):
+        conf = slurm_files.files(cluster, CONTROL, [], password="pass-word-1").texts["slurm.conf"]
+        assert f"AuthAltParameters=jwt_key=/run/slurm/jwt_hs256.key,{says}" in conf.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +351,7 @@ def test_every_block_is_rendered() -> None:
     names = [name for blocks_of in slurm_files.BLOCKS.values() for name in blocks_of]
     assert sorted(blocks.BLOCKS["slurm"]) == sorted(names)
     texts = made([node("n1", 1)], slurm={"JobFileAppend": 1})
-    assert set(texts) == set(slurm_files.BLOCKS)
+    assert set(texts) == {*slurm_files.BLOCKS, *slurm_files.MPI}
     keys = [line.partition("=")[0] for text in texts.values() for line in text.splitlines() if "=" in line]
     assert not [
         line

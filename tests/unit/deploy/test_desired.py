@@ -247,7 +247,8 @@ def test_a_node_that_has_left_loses_its_account() -> None:
     assert f"--volume={folder}:{folder}:ro" in store.args, "a mounted file would stay the one that it was"
     assert services.TAKE_ACCOUNTS in after.commands
     assert services.TAKE_ACCOUNTS not in after.part(("worker",)).commands
-    controller = services.controller("n1", "image", (), 6821)
+    controller = services.controller("n1", "image", (), 6821, 1 << 34)
+    assert "--memory=8g" in controller.args
     assert not any(services.PULLS in arg for arg in controller.args), (
         "it has slurmrestd's key from the registry's folder"
     )

@@ -134,7 +134,7 @@ def test_gpus_of_slurm(gres: str, count: int) -> None:
 
 def test_services_may_do_the_least() -> None:
     ports = {services.CONTROL: {"NET_BIND_SERVICE"}}
-    for each in (services.registry("i", 1), services.database("i"), services.controller("n", "i", (), None)):
+    for each in (services.registry("i", 1), services.database("i"), services.controller("n", "i", (), None, 1 << 34)):
         assert {"--security-opt=no-new-privileges", "--cap-drop=ALL"} <= set(each.args)
         added = {arg.removeprefix("--cap-add=") for arg in each.args if arg.startswith("--cap-add=")}
         least = {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"}
@@ -144,8 +144,8 @@ def test_services_may_do_the_least() -> None:
 def test_services_and_containers_are_the_same() -> None:
     assert sorted(SERVICES.values()) == sorted(name for names in CONTAINERS.values() for name in names)
     made = (
-        services.registry("i", 1), services.database("i", serves=True), services.controller("n", "i", (), None),
-        services.service("i", (), oidc=()), services.tokens("i", ca=False),
+        services.registry("i", 1), services.database("i", serves=True), services.service("i", (), oidc=()),
+        services.controller("n", "i", (), None, 1 << 34), services.tokens("i", ca=False),
     )  # fmt: skip
     assert {each.name: each.service for each in made} == {
         name: service for service, name in SERVICES.items() if service != "worker"

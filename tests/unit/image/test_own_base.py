@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ import docker.errors
 import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.image import base_image, base_reader, pinning
+from rocstack.image import base_image, base_reader, in_base, pinning
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site
@@ -143,14 +143,15 @@ def test_a_suite_that_has_moved_is_told_by_lock(monkeypatch: pytest.MonkeyPatch)
     nics, components = component.library("nic"), component.library("components")
     value = resolve.resolve(stack.load("debian-13"), "tcp", components, nics, overlay.Overlay())
     start = BaseImage(reference="a", digest="sha256:1", how="registry")
-    done = subprocess.CompletedProcess([], 100, stdout="", stderr=GONE)
-    monkeypatch.setattr(pinning.subprocess, "run", lambda *_, **__: done)
+    said = bytearray(GONE.encode())
+    ended = in_base.RunningScript(io.BytesIO(), said, 100)
+    monkeypatch.setattr(in_base, "running", lambda *_: contextlib.nullcontext(ended))
     with pytest.raises(CheckFailed, match="nosuchsuite Release' does not have a Release file") as refused:
         pinning.ask_apt(pinning.script(value, Site()), start)
     assert (refused.value.code, refused.value.exit_code) == ("index-unread", 1)
     assert "the mirror has no such suite" in str(refused.value.cause)
     assert "apt_mirror" in str(refused.value.next_step)
-    done.stderr = "E: Unable to locate package x\n"
+    said[:] = b"E: Unable to locate package x\n"
     with pytest.raises(CheckFailed) as refused:
         pinning.ask_apt(pinning.script(value, Site()), start)
     assert refused.value.code == "packages-unresolved"

@@ -204,7 +204,7 @@ class DesiredCluster:
             if self.has_registry:
                 containers.append(services.registry(control.id, self.cluster.ship.port))
                 commands.append(services.TAKE_ACCOUNTS)
-            containers.append(services.controller(host.name, control.id, mounts, self.cluster.rest.port))
+            containers.append(services.controller(host.name, control.id, mounts, self.cluster.rest.port, facts.memory))
             commands += [(services.CONTROL, "rocstack-users"), (services.CONTROL, "scontrol", "reconfigure")]
             if self.cluster.service:
                 images.append(self.images["service"])

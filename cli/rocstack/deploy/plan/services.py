@@ -129,12 +129,16 @@ def tokens(image: str, *, ca: bool) -> ContainerSpec:
     return ContainerSpec(TOKENS, "tokens", image, args, reads=reads)
 
 
-def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None) -> ContainerSpec:
-    """`name` is the control node's: what SlurmctldHost says. slurmrestd is open to others on `rest_port`, by TLS."""
+def controller(name: str, image: str, mounts: Iterable[Mount], rest_port: int | None, memory: int) -> ContainerSpec:
+    """`name` is the control node's: what SlurmctldHost says. slurmrestd is open to others on `rest_port`, by TLS. Of
+    the node's `memory`, in bytes, Slurm gets half: to whoever reaches its ports it gives what he says that he sends."""
     tls = [f"--env=ROCSTACK_REST_TLS=0.0.0.0:{rest_port}", f"--volume={TLS}:{TLS}:ro"] if rest_port else []
+    half = f"{max(2, memory >> 31)}g"
     args = (
         *_PRIVILEGES,
         *privileges.PORTS,
+        f"--memory={half}",
+        f"--memory-swap={half}",
         "--network=host",
         f"--hostname={name}",
         "--env=ROCSTACK_SERVICE=controller",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import jinja2
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
 from rocstack.base import paths
@@ -125,9 +125,12 @@ def browses(request: Request) -> bool:
 
 def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:
     """A page, or with htmx the part of one that is named."""
-    settings = request.app.state.service.settings
-    user = getattr(request.state, "user", "")
-    known = {"cluster": settings.cluster, "user": user, "live": HTMX.exists(), "issuer": settings.oidc is not None}
+    service: Service = request.app.state.service
+    settings = service.settings
+    known = {
+        "cluster": settings.cluster, "user": getattr(request.state, "user", ""), "live": HTMX.exists(),
+        "issuer": settings.oidc is not None, "silent": service.slurm.silent,
+    }  # fmt: skip
     return HTMLResponse(
         TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status, {"Content-Security-Policy": POLICY}
     )
@@ -157,7 +160,7 @@ class PageRoute(APIRoute):
             except NotSignedIn as error:
                 answer = _to_login(request, "" if error.code == "no-token" else failures.sentence(error))
             except RocstackError as error:
-                answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
+                answer = _refused(request, error)
             except RequestValidationError as error:
                 answer = draw(request, "error", 400, message=field_faults.first(error.errors()).sentence())
             answer.headers.setdefault("Content-Security-Policy", POLICY)
@@ -168,6 +171,13 @@ class PageRoute(APIRoute):
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def _refused(request: Request, error: RocstackError) -> Response:
+    message, status = failures.sentence(error), failures.status_of(error)
+    if request.headers.get("hx-request"):  # a part of a page stays as it is, and page.js says why
+        return PlainTextResponse(message, status)
+    return draw(request, "error", status, message=message)
 
 
 def _to_login(request: Request, why: str) -> Response:

@@ -121,7 +121,7 @@ def by_transformers(served: ServedBySlurm, *adapters: Path) -> dict[str, str]:
 
 def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedBySlurm) -> None:
     """vLLM's own answers, from one node and then from the other, are those of transformers."""
-    line = ("serve", "tiny", "--replicas", "2", "--inventory", str(INVENTORY), "--user", "alice", "--json")
+    line = ("serve", "tiny", "--node", "n2", "--node", "n1", "--inventory", str(INVENTORY), "--user", "alice", "--json")
     made = served.cluster.run(*line, "--", *ARGUMENTS).json
     assert [each["model"] for each in made["servers"]] == ["tiny", "tiny"]
 
@@ -132,8 +132,8 @@ def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedByS
         return f"{served.servers()}\n" + "\n".join(texts)
 
     until(lambda: [row["status"] for row in served.servers()] == ["ready", "ready"], 600, logs)
-    nodes = served.cluster.slurm("squeue --noheader --format=%N").split()
-    assert sorted(nodes) == ["n1", "n2"]
+    nodes = served.cluster.slurm("squeue --noheader --sort=i --format=%N").split()
+    assert nodes == ["n2", "n1"]
     wanted = served.text("tiny")
     assert len(wanted) == 12
     assert {served.text("tiny") for _ in range(4)} == {wanted}

@@ -80,6 +80,10 @@ class ServeOptions:
     replicas: Annotated[
         int | None, Flag("Start so many on the cluster instead, as jobs of its service.", metavar="N", least=1)
     ] = None
+    node: Annotated[
+        tuple[str, ...],
+        Flag("Start one on this node of the cluster, in the same way; may be repeated.", metavar="NAME"),
+    ] = ()
     inventory: ClusterInventory = None
     user: Annotated[str | None, Flag("Whose jobs they are; default: you, or the cluster's only user.")] = None
     time: Annotated[str | None, Flag("Time limit of the jobs: 90m, 12h, 7d; default: the partition's.")] = None

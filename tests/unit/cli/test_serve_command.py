@@ -133,9 +133,17 @@ def test_replicas_are_jobs_of_the_service(cli: Cli, served: ServedSite) -> None:
     assert json.loads(cli(*words[:4], "--json").out)["servers"][1]["id"] == "job-2"
 
 
+def test_on_named_nodes(cli: Cli, served: ServedSite) -> None:
+    served.answer(200, {"object": "list", "data": []})
+    assert cli("serve", "org/tiny", "--node", "n2", "--node", "n1").code == 0
+    body = served.asked[0]["body"]
+    assert (body["nodes"], body.get("replicas")) == (["n2", "n1"], None)
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
+        (["org/tiny", "--node", "n1"], "bad-value"),
         (["org/tiny", "--here"], "bad-value"),
         (["org/tiny", "--adapters", "adapters"], "bad-value"),
         (["org/tiny", "--print"], "bad-value"),

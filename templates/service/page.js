@@ -20,13 +20,16 @@ document.addEventListener("submit", async (event) => {
     const body = form.enctype === "multipart/form-data" ? given : new URLSearchParams(given)
     const answer = await fetch(form.action, { method: "post", body, redirect: "follow" })
     if (answer.redirected) { location.assign(answer.url); return }
+    if (answer.status === 401) { again("You are signed out. Sign in in another tab, then send it once more."); return }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html"), main = page.querySelector("main")
     document.querySelector("main").replaceWith(main)
     if (window.htmx) htmx.process(main)
     const alert = main.querySelector("[role=alert]")
     if (alert) { alert.tabIndex = -1; alert.focus() }
-  } catch {
-    old("The service doesn't answer. Send it once more when it does.")
+  } catch { again("The service doesn't answer. Send it once more when it does.") }
+
+  function again(why) {
+    old(why)
     button.disabled = false
     button.textContent = label
     delete form.dataset.sent

@@ -113,6 +113,17 @@ def test_who_is_not_answered_is_told_and_keeps_the_form(page: Page, site: PageSi
     assert heading(page).startswith("mine")
 
 
+def test_whose_session_is_over_keeps_the_form(page: Page, site: PageSite) -> None:
+    page.go(f"{site.url}/new/mine")
+    page.write("[name=words]", "python3 train.py")
+    page.value("fetched = fetch; fetch = async () => new Response('', {status: 401})")
+    page.click("form[data-stay] button")
+    assert "signed out" in page.until("document.querySelector('#old').textContent")
+    page.value("fetch = fetched")
+    page.leaves(lambda: page.click("form[data-stay] button"))
+    assert heading(page).startswith("mine")
+
+
 def test_a_job_by_keyboard_alone(page: Page, site: PageSite) -> None:
     page.go(f"{site.url}/new/mine")
     page.press(*TAB)

@@ -57,6 +57,8 @@ class SlurmRest:
         self._http = httpx.AsyncClient(
             base_url=url, transport=transport, timeout=timeout, limits=limits, trust_env=False
         )
+        # A way of its own: where all others are in use, slurmrestd answers still.
+        self._small = httpx.AsyncClient(base_url=url, transport=transport, timeout=timeout, trust_env=False)
         self._version = ""
         self.patience = PATIENCE_S
         self._circuits = {plugin: Circuit() for plugin in SMALL}  # slurmctld's, slurmdbd's
@@ -68,13 +70,14 @@ class SlurmRest:
 
     async def close(self) -> None:
         await self._http.aclose()
+        await self._small.aclose()
 
     async def version(self, token: str) -> str:
         """The newest data parser that both know."""
         if not self._version:
             for version in VERSIONS:
                 # Not `ping`: with a wrong token slurmrestd takes ten seconds for that.
-                answer = await self._send("GET", f"/slurm/{version}/reservations/", token, None, None)
+                answer = await self._send("GET", f"/slurm/{version}/reservations/", token, None)
                 if answer.status_code != 404:
                     self._version = version
                     break
@@ -218,7 +221,7 @@ class SlurmRest:
         with suppress(Away, AnswerLost, TimeoutError):
             async with asyncio.timeout(SOON_S):
                 with suppress(NotSignedIn, NotThere, SlurmRefused):  # it answers
-                    await self._once(token, "GET", plugin, SMALL[plugin], None)
+                    await self._once(token, "GET", plugin, SMALL[plugin], None, self._small)
                 return True
         return False
 
@@ -237,25 +240,26 @@ class SlurmRest:
             asking.cancel()
 
     async def _once(
-        self, token: str, method: str, plugin: str, path: str, body: dict[str, Any] | None
-    ) -> dict[str, Any]:
+        self, token: str, method: str, plugin: str, path: str, body: dict[str, Any] | None,
+        http: httpx.AsyncClient | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         version = await self.version(token)
-        answer = await self._send(method, f"/{plugin}/{version}/{path}", token, body, method)
+        answer = await self._send(method, f"/{plugin}/{version}/{path}", token, body, http)
         return await _read(answer, method)
 
     async def _send(
-        self, method: str, path: str, token: str, body: dict[str, Any] | None, change: str | None
+        self, method: str, path: str, token: str, body: dict[str, Any] | None, http: httpx.AsyncClient | None = None
     ) -> httpx.Response:
         try:
             with self._traces.span(f"slurmrestd {method} {place(path)}", "CLIENT") as span:
                 headers, trace = {"X-SLURM-USER-TOKEN": token}, {"trace": loopback_peer.look}
-                answer = await self._http.request(method, path, json=body, headers=headers, extensions=trace)
+                answer = await (http or self._http).request(method, path, json=body, headers=headers, extensions=trace)
                 span.tell({"http.request.method": method, "http.response.status_code": answer.status_code})
                 return answer
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
             raise Away.of("slurm-away") from None
         except httpx.TransportError as error:
-            if change in (None, "GET"):
+            if method == "GET":
                 raise Away.of("slurm-away") from None
             raise AnswerLost(type(error).__name__) from None
 

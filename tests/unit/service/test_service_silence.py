@@ -151,8 +151,6 @@ async def test_a_database_that_says_nothing(site: Site, tmp_path: Path, monkeypa
 
 async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does health wait for those who use it."""
-    monkeypatch.setattr(circuit, "REST_S", 3600.0)
-    monkeypatch.setattr(database, "SOON_S", 0.05)
     used = site.service.database
     assert await used.answers()
     gate, within = threading.Event(), asyncio.Event()
@@ -166,7 +164,10 @@ async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeyp
     running = [asyncio.ensure_future(used.run(work)) for _ in range(20)]
     try:
         await within.wait()
-        assert (await site.client.get("/health")).status_code == 503, "all its connections are in use"
+        with monkeypatch.context() as now:
+            now.setattr(circuit, "REST_S", 3600.0)
+            now.setattr(database, "SOON_S", 0.05)
+            assert (await site.client.get("/health")).status_code == 503, "all its connections are in use"
     finally:
         gate.set()
     await asyncio.gather(*running)

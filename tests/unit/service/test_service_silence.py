@@ -21,6 +21,7 @@ from rocstack.service.database import Database
 from rocstack.service.failures import Away
 
 pytestmark = pytest.mark.anyio
+CONNECTIONS = 15  # of SQLAlchemy's pool
 MINE = {"recipe": "mine", "arguments": ["true"], "gpus_per_node": 0}
 
 
@@ -154,11 +155,13 @@ async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeyp
     used = site.service.database
     assert await used.answers()
     gate, within = threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, inside = asyncio.get_running_loop(), list[Session]()
 
     def work(session: Session) -> None:
         session.execute(text("SELECT 1"))
-        loop.call_soon_threadsafe(within.set)
+        inside.append(session)
+        if len(inside) == CONNECTIONS:
+            loop.call_soon_threadsafe(within.set)
         gate.wait()
 
     running = [asyncio.ensure_future(used.run(work)) for _ in range(20)]

@@ -291,8 +291,8 @@ TICKS = "sh -c 'while sleep 1; do echo tick; done'"
 @pytest.mark.skipif(not BROWSER, reason="no browser is here")
 def test_a_person_submits_watches_and_cancels_in_a_browser(cluster: DeployedCluster, tmp_path: Path) -> None:
     """The page renews itself, also while Slurm or the database takes connections and says nothing: then it says so."""
-    inventory = yaml.safe_load((cluster.workspace.folder / INVENTORY).read_text())
-    host = inventory["all"]["children"]["control"]["hosts"]["n1"]["ansible_host"]
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    host = engine("inspect", "--format", form, cluster.workspace.nodes()["n1"]).stdout.strip()
     with chromium(BROWSER, tmp_path / "profile", "--ignore-certificate-errors") as page:
         page.go(f"https://{host}:9443/")
         page.write("textarea", cluster.run("token", "--user", "alice").out.strip())

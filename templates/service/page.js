@@ -44,5 +44,6 @@ function old(text) {
 }
 document.addEventListener("htmx:afterRequest", (event) => {
   const { successful, xhr } = event.detail
-  old(successful ? "" : `${xhr.responseText || "The service doesn't answer."} What stands here is what was last seen.`)
+  const why = xhr.responseText || "The service doesn't answer"
+  old(successful ? "" : `${why.replace(/[.]?$/, ".")} What stands here is what was last seen.`)
 })

@@ -15,7 +15,8 @@ from fastapi.routing import APIRoute
 
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import visible, visible_lines
+from rocstack.base.text import listed, visible, visible_lines
+from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
@@ -91,6 +92,14 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
+def _places(nodes: str) -> str:
+    """Slurm's list of nodes as names."""
+    try:
+        return listed(hostlist.expand(nodes)) if nodes else ""
+    except ValueError:
+        return nodes
+
+
 def _state_words(states: Sequence[str]) -> str:
     """Of a node, what Slurm's words for its state mean. One that is drained isn't free, whatever it does."""
     states = [each for each in states if each != "IDLE" or "DRAIN" not in states]
@@ -108,6 +117,7 @@ TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
     "sentence": _sentence,
+    "places": _places,
     "state_words": _state_words,
     "number": _number,
     "visible": visible,
@@ -177,7 +187,8 @@ def _refused(request: Request, error: RocstackError) -> Response:
     message, status = failures.sentence(error), failures.status_of(error)
     if request.headers.get("hx-request"):  # a part of a page stays as it is, and page.js says why
         return PlainTextResponse(message, status)
-    return draw(request, "error", status, message=message)
+    again = status == failures.Away.status and request.method == "GET"
+    return draw(request, "error", status, message=message, again=again)
 
 
 def _to_login(request: Request, why: str) -> Response:

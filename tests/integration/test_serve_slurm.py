@@ -97,7 +97,7 @@ def served(built: Built, vllm_image: str, tmp_path_factory: pytest.TempPathFacto
         cluster.run("deploy", "--image", vllm_image, "--control-image", control)
         folder = workspace.folder / INVENTORY.parent
         inventory = yaml.safe_load((workspace.folder / INVENTORY).read_text())
-        host = inventory["all"]["children"]["control"]["hosts"]["n1"]["ansible_host"]
+        host = inventory["all"]["children"]["workers"]["hosts"]["n1"]["ansible_host"]
         ca = yaml.safe_load((folder / "rocstack-secrets.yml").read_text())["registry_ca"]
         head = {"Authorization": f"Bearer {cluster.run('token', '--user', 'alice').out.strip()}"}
         trust = ssl.create_default_context(cadata=ca)

@@ -228,7 +228,7 @@ async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site
 async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site: Site) -> None:
     page, html = browser(site), {"Accept": "text/html,*/*"}
     found = await page.get("/nonsense", headers=html)
-    assert (found.status_code, "There is no such page." in found.text) == (404, True)
+    assert (found.status_code, "there is no such page" in found.text) == (404, True)
     assert "script-src 'self';" in found.headers["content-security-policy"]
     assert (await page.get("/jobs/x", headers=html)).text.count("Sign out alice") == 1, "the way on is there"
     for path in ("/nonsense", "/v1/nonsense"):

@@ -7,3 +7,43 @@ document.addEventListener("submit", (event) => {
   if (again || (asked && !confirm(asked))) { event.preventDefault(); event.stopPropagation() }
   else form.dataset.sent = Date.now()
 }, true)
+
+// A form that may be refused doesn't leave its page for that: nothing has to be sent again to come back to it.
+document.addEventListener("submit", async (event) => {
+  const form = event.target, button = form.querySelector("button")
+  if (!form.hasAttribute("data-stay") || event.defaultPrevented) return
+  event.preventDefault()
+  const label = button.textContent, given = new FormData(form)
+  button.disabled = true
+  button.textContent = form.dataset.stay
+  try {
+    const body = form.enctype === "multipart/form-data" ? given : new URLSearchParams(given)
+    const answer = await fetch(form.action, { method: "post", body, redirect: "follow" })
+    if (answer.redirected) { location.assign(answer.url); return }
+    if (answer.status === 401) { again("You are signed out. Sign in in another tab, then send it once more."); return }
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html"), main = page.querySelector("main")
+    document.querySelector("main").replaceWith(main)
+    if (window.htmx) htmx.process(main)
+    const alert = main.querySelector("[role=alert]")
+    if (alert) { alert.tabIndex = -1; alert.focus() }
+  } catch { again("The service doesn't answer. Send it once more when it does.") }
+
+  function again(why) {
+    old(why)
+    button.disabled = false
+    button.textContent = label
+    delete form.dataset.sent
+  }
+})
+
+// What stands on a page is old when a part of it can't be renewed.
+function old(text) {
+  const place = document.getElementById("old")
+  place.textContent = text
+  place.hidden = !text
+}
+document.addEventListener("htmx:afterRequest", (event) => {
+  const { successful, xhr } = event.detail
+  const why = xhr.responseText || "The service doesn't answer"
+  old(successful ? "" : `${why.replace(/[.]?$/, ".")} What stands here is what was last seen.`)
+})

@@ -289,6 +289,9 @@ def test_a_slurm_that_hangs_loses_nothing_and_doubles_nothing(served: ServedClus
     served.control(daemon.format("STOP"))
     try:
         kept = raw.post("/v1/jobs", json=body)
+        assert "rocstack_slurm_silent 1.0" in raw.get("/metrics").text
+        assert raw.get("/v1/nodes").json()["error"]["code"] == "slurm-away"
+        assert raw.get("/health").status_code == 200
     finally:
         served.control(daemon.format("CONT"))
     assert (kept.status_code, kept.json()["error"]["code"]) == (503, "job-kept")

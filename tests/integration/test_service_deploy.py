@@ -12,8 +12,10 @@ from typing import Any
 import oidc_provider
 import pytest
 import yaml
+from chromium_pipe import chromium
 from deployed_cluster import ANSWER, INVENTORY, DeployedCluster
 from oidc_provider import CLIENT, SECRET
+from test_verify_report import BROWSER
 from workspace import Built, Outcome, Workspace, engine
 
 pytestmark = pytest.mark.engine
@@ -278,6 +280,53 @@ def test_people_sign_in_at_an_issuer_and_run_jobs_as_themselves(cluster: Deploye
         assert deploy(cluster)["changed"] == []
     finally:
         cluster.ssh("n1", "docker stop issuer", check=False)
+
+
+SILENT = "document.querySelector('main').textContent.includes('Slurm doesn\\'t answer at the moment')"
+OLD = "document.getElementById('old').textContent"
+STATE = "document.querySelector('main .state').textContent"
+TICKS = "sh -c 'while sleep 1; do echo tick; done'"
+
+
+@pytest.mark.skipif(not BROWSER, reason="no browser is here")
+def test_a_person_submits_watches_and_cancels_in_a_browser(cluster: DeployedCluster, tmp_path: Path) -> None:
+    """The page renews itself, also while Slurm or the database takes connections and says nothing: then it says so."""
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    host = engine("inspect", "--format", form, cluster.workspace.nodes()["n1"]).stdout.strip()
+    with chromium(BROWSER, tmp_path / "profile", "--ignore-certificate-errors") as page:
+        page.go(f"https://{host}:9443/")
+        page.write("textarea", cluster.run("token", "--user", "alice").out.strip())
+        page.leaves(lambda: page.click("main button"))
+        page.leaves(lambda: page.click("a[href='/new']"))
+        page.leaves(lambda: page.click("a[href='/new/mine']"))
+        for name, text in (("name", "ticks"), ("words", TICKS), ("gpus_per_node", "0")):
+            page.write(f"[name={name}]", text)
+        page.leaves(lambda: page.click("form[data-stay] button"))
+        began = page.value("performance.timeOrigin")
+        page.until("(document.querySelector('.log') || {textContent: ''}).textContent.includes('tick')", 120)
+        assert page.value(STATE) == "running"
+        daemon = "docker exec rocstack-control sh -c 'kill -{} $(pidof slurmctld slurmctld-wlm | cut -d\" \" -f1)'"
+        cluster.ssh("n1", daemon.format("STOP"))
+        try:
+            page.until(f"{SILENT} || {OLD}.includes('Slurm')", 60)
+        finally:
+            cluster.ssh("n1", daemon.format("CONT"))
+        page.until(f"!{SILENT} && !{OLD}", 60)
+        cluster.ssh("n1", "docker pause rocstack-db")
+        try:
+            page.until(f"{OLD}.includes('database')", 60)
+            assert asked(cluster) != "200"
+        finally:
+            cluster.ssh("n1", "docker unpause rocstack-db")
+        page.until(f"!{SILENT} && !{OLD}", 60)
+        assert page.value("performance.timeOrigin") == began, "all by itself"
+        page.leaves(lambda: page.click("#cancel"))
+        assert page.value(STATE) == "cancelled"
+        page.leaves(lambda: page.click("nav a[href='/jobs']"))
+        assert "cancelled" in page.value("document.querySelector('main tbody tr').textContent")
+    ended = 'until [ -z "$(squeue --noheader --name=ticks)" ]; do sleep 1; done'
+    cluster.slurm(f"timeout 60 sh -c '{ended}'")
+    assert well(cluster)
 
 
 def test_switched_off_it_goes_and_what_it_had_stays(cluster: DeployedCluster) -> None:

@@ -19,10 +19,10 @@ def serve(context: typer.Context, choice: ServeOptions, show: Print = False, jso
     """Serve a model and many adapters of it, with OpenAI's interface, until Ctrl-C.
 
     An adapter is loaded at its first request and named as `model`. What follows -- goes to `vllm serve`. With
-    --replicas the servers run on the cluster: MODEL is one of its service, which shares requests out among them.
+    --replicas or --node the servers run on the cluster: MODEL is one of its service, which shares requests out.
     """
     State.json = json
-    if choice.replicas is not None:
+    if choice.replicas is not None or choice.node:
         return _replicas(choice, tuple(context.args), show=show, json=json)
     from rocstack.container.run_line import shell_quote
     from rocstack.steps.serve import plan_serve, write

@@ -28,6 +28,7 @@ _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,4000}")
 _SLURM = (r"[a-z0-9_][a-z0-9_.-]{0,62}", "a name (small letters, digits and _.-)")
 _WORDS = {
     **dict.fromkeys(("partition", "account", "qos"), _SLURM),
+    "node": (r"[A-Za-z0-9][A-Za-z0-9.-]{0,63}", "the name of one node"),
     "name": (r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}", "a job's name (letters, digits and _.-)"),
     "folder": (r"/[^\x00-\x1f\x7f'\"%]{0,1000}", "an absolute path on the nodes, without quotes and %"),
     "time": (r"infinite|[1-9][0-9]{0,5}[smhd]", "a time such as 90m, 12h, 7d or infinite"),
@@ -165,6 +166,7 @@ class JobRequest:
     account: str | None = None
     qos: str | None = None
     name: str | None = None
+    node: str | None = None  # the one that it runs on
     folder: str = ""  # where it runs; empty: where sbatch runs
     user: str | None = None
     share: bool = False  # other jobs may run on its nodes

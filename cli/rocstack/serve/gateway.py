@@ -10,14 +10,16 @@ from typing import Any
 
 from rocstack.base.errors import BadInput, RocstackError
 from rocstack.serve import residency
+from rocstack.serve.adapter_repository import AdapterRepository
 from rocstack.serve.base_model import BaseModel, read_base
 from rocstack.serve.engine import Engine
 from rocstack.serve.identity import Anyone, Identity, ServicePeople, TokenFile
 from rocstack.serve.proxy import Names
-from rocstack.serve.registry import FolderRegistry, Registered, Registry, hint
+from rocstack.serve.registry import FolderRegistry, Registered, hint
 from rocstack.serve.residency import Residency, Resident
 from rocstack.serve.settings import ServeSettings
-from rocstack.serve.staging import Staged, Staging, stamp
+from rocstack.serve.sources import AdapterSources
+from rocstack.serve.staging import Staged, Staging
 
 FRESH_S = 2.0  # for which an adapter's files aren't looked at again
 TIDY_S = 5.0
@@ -30,12 +32,11 @@ class Gateway:
         settings: ServeSettings,
         say: Say,
         identity: Identity | None = None,
-        registry: Registry | None = None,
         base: BaseModel | None = None,
     ) -> None:
         """
         Raises:
-            BadInput: the base model, the tokens or the engine's arguments are wrong.
+            BadInput: the base model, the tokens, a repository's files or the engine's arguments are wrong.
         """
         self.settings, self._say = settings, say
         base = base or read_base(Path(settings.model), (settings.base, *settings.also))
@@ -43,9 +44,11 @@ class Gateway:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         state.chmod(0o700)
         self.identity: Identity = identity or _identity(settings)
-        self.registry: Registry = registry or FolderRegistry(settings.sources)
         most = settings.adapter_mib << 20
-        self._staging = Staging(state / "adapters", base, rank=settings.max_rank, most_bytes=most)
+        repositories = [AdapterRepository(each, most) for each in settings.repositories]
+        self.registry = AdapterSources(FolderRegistry(settings.sources), repositories, say)
+        copies = state / "adapters"
+        self._staging = Staging(copies, base, self.registry.opened, rank=settings.max_rank, most_bytes=most)
         self.engine = Engine(settings, self._engine_lost, say)
         self.residency = Residency(self.engine, settings.resident, idle_s=settings.idle_s, pins=settings.pins)
         self._pins = state / "pins.json"
@@ -115,7 +118,7 @@ class Gateway:
         if known and known[0] > time.monotonic() - FRESH_S and known[2].id in self.residency.ids:
             return known[2]
         try:
-            now = await asyncio.to_thread(stamp, adapter)
+            now = await asyncio.to_thread(self.registry.stamp, adapter)
             if known and known[1] == now and known[2].id in self.residency.ids:
                 staged = known[2]
             else:

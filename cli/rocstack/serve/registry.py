@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.serve.adapter_check import CONFIG, PICKLED, WEIGHTS
@@ -42,15 +41,6 @@ class OpenAdapter:
     weights: int
     size: int  # bytes of the weights
     stamp: str
-
-
-class Registry(Protocol):
-    """Where adapters are found; the folders below are one, a table of the service's can be another."""
-
-    def rescan(self) -> int: ...
-    def find(self, user: str, name: str) -> Registered | None: ...
-    def visible(self, user: str) -> list[Registered]: ...
-    def has(self, adapter: Registered) -> bool: ...
 
 
 class FolderRegistry:

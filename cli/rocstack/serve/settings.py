@@ -1,5 +1,6 @@
 """What a gateway is told, as its JSON file has it. Unknown keys are refused."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,21 @@ class AdapterSource(Value):
 
     folder: Absolute
     layout: Literal["shared", "users"] = "shared"
+
+
+class RepositorySource(Value):
+    """A repository of an OCI registry, HOST/PATH: each tag is an adapter, for all."""
+
+    repository: ServerUrl
+    ca: Absolute | None = None  # PEM of its CA; default: the machine's
+    login: Absolute | None = None  # a file with USER:PASSWORD
+
+    @model_validator(mode="after")
+    def _a_path_by_tls(self) -> Self:
+        if not re.fullmatch(r"https?://[^/]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", self.repository):
+            raise ValueError(f"{self.repository} is no repository: https://HOST/PATH, in small letters")
+        no_token_in_the_clear(self.repository)
+        return self
 
 
 class EngineChoice(Value):
@@ -55,6 +71,7 @@ class ServeSettings(ServerAddress):
     people: PeopleOfService | None = None  # in their place
     announce: Absolute | None = None  # or a file to be made: port, token and certificate, for whoever may read it
     sources: tuple[AdapterSource, ...] = ()
+    repositories: tuple[RepositorySource, ...] = ()
     state: Absolute  # a folder of the gateway's own: copies of loaded adapters, the engine's socket
     max_rank: int = 64
     active: int = Field(8, ge=1, le=1024)  # adapters that one batch may mix

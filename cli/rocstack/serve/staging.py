@@ -7,6 +7,8 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +16,12 @@ from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.serve import adapter_check
 from rocstack.serve.adapter_check import CONFIG, MOST_CONFIG, WEIGHTS, Limits
 from rocstack.serve.base_model import BaseModel
-from rocstack.serve.registry import OpenAdapter, Registered, opened
+from rocstack.serve.registry import OpenAdapter, Registered
 from rocstack.serve.safetensors_header import read_header
 
 PIECE = 16 << 20  # bytes
 KEPT_S = 60  # a copy that nothing uses
+Opened = Callable[[Registered], AbstractContextManager[OpenAdapter]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Staged:
 class Staging:
     """Thread-safe: its calls block on files, and are made off the event loop."""
 
-    def __init__(self, folder: Path, base: BaseModel, *, rank: int, most_bytes: int) -> None:
+    def __init__(self, folder: Path, base: BaseModel, opened: Opened, *, rank: int, most_bytes: int) -> None:
         self._folder, self._base, self._limits, self._most = folder, base, Limits(rank), most_bytes
+        self._opened = opened
         self._used: dict[str, float] = {}
         self._lock = threading.Lock()
         shutil.rmtree(folder, ignore_errors=True)
@@ -47,7 +51,7 @@ class Staging:
             BadInput: it can't be served, and why.
             CheckFailed: there is no room for its copy.
         """
-        with opened(adapter) as files:
+        with self._opened(adapter) as files:
             name = "a" + hashlib.sha256("\0".join((*adapter.key, files.stamp)).encode()).hexdigest()[:24]
             place = self._folder / name
             with self._lock:
@@ -113,13 +117,3 @@ def _copy_bytes(source: int, target: int, size: int) -> None:
         while view:
             view = view[os.write(target, view) :]
         left -= len(piece)
-
-
-def stamp(adapter: Registered) -> str:
-    """What changes when the adapter's files do.
-
-    Raises:
-        BadInput: it isn't there any more, or can't be read.
-    """
-    with opened(adapter) as files:
-        return files.stamp

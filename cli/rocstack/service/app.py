@@ -59,6 +59,7 @@ class Numbers:
         )
         self.open = Gauge("rocstack_requests_open", "Requests that are being answered", registry=self.registry)
         self.up = Gauge("rocstack_database_up", "1: the database answers", registry=self.registry)
+        self.silent = Gauge("rocstack_slurm_silent", "1: Slurm didn't answer when last asked", registry=self.registry)
 
 
 def make(service: Service) -> FastAPI:
@@ -214,4 +215,5 @@ def _open(app: FastAPI) -> None:
     @app.get("/metrics", tags=["service"], summary="Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         app.state.numbers.up.set(await service.database.answers())
+        app.state.numbers.silent.set(service.slurm.silent)
         return Response(generate_latest(app.state.numbers.registry), media_type=CONTENT_TYPE_LATEST)

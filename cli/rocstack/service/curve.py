@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 640.0, 200.0  # of the SVG, in its own units
+WIDTH, HEIGHT = 400.0, 170.0  # of the SVG, in its own units: three beside each other are nearly as wide in pixels
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 10.0, 24.0  # margins
 MOST = 400  # points that are drawn: more than a screen shows
 TICKS = 4

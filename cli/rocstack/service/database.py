@@ -1,14 +1,17 @@
-"""The way to the database: migrated when it first answers; while it is away, errors say so."""
+"""The way to the database: migrated when it first answers; while it is away, errors say so, and nobody waits for what
+another one has found out."""
 
 import asyncio
 import json
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 from alembic import command
 from alembic.config import Config
@@ -19,12 +22,15 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from rocstack.base.errors import BadInput
+from rocstack.service.circuit import SOON_S, Circuit
 from rocstack.service.failures import Away
 from rocstack.service.tracing import Tracing
 
 Found = TypeVar("Found")
 MIGRATIONS = Path(__file__).with_name("migrations")
 AGAIN = 3  # times that a change is tried which another one crossed
+ANSWER_S = 8  # for each thing that it is asked; one that takes connections all the same says nothing
+PINGS = 4  # at once: they have threads of their own, as all others may wait for it
 CROSSED = (1205, 1213)  # MariaDB: lock wait timeout, deadlock
 log = logging.getLogger(__name__)
 
@@ -42,10 +48,10 @@ class Database:
             if password is not None:
                 address = address.set(password=password)
             lite = address.get_backend_name() == "sqlite"
-            options = {"timeout": 10} if lite else {"connect_timeout": 3, "read_timeout": 30, "write_timeout": 30}
+            silence = {"connect_timeout": 3, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
             self.engine = create_engine(
                 address,
-                connect_args=options,
+                connect_args={"timeout": 10} if lite else silence,
                 pool_pre_ping=True,
                 pool_recycle=1800,
                 hide_parameters=True,
@@ -57,13 +63,16 @@ class Database:
         if lite:
             event.listen(self.engine, "connect", _one_writer)
         self._migrated, self._lock = False, threading.Lock()
-        self._traces = traces or Tracing()
+        self._traces, self._circuit = traces or Tracing(), Circuit()
+        self._pings = anyio.CapacityLimiter(PINGS)
 
     async def run(self, work: Callable[[Session], Found]) -> Found:
         """
         Raises:
             Away: the database doesn't answer.
         """
+        if not await self._circuit.passes(self._answered):
+            raise Away.of("database-away")
         return await anyio.to_thread.run_sync(self.run_here, work)
 
     def run_here(self, work: Callable[[Session], Found]) -> Found:
@@ -81,10 +90,13 @@ class Database:
             except (OperationalError, InterfaceError, PoolTimeout) as error:
                 if not left or not _crossed(error):
                     log.warning("database: %s", getattr(error, "orig", None) or error)
+                    if not (_crossed(error) or isinstance(error, PoolTimeout)):  # a crowd is no silence
+                        self._circuit.failed()
                     raise Away.of("database-away") from None
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
+                self._circuit.failed()
                 raise Away.of("database-away") from None
         raise AssertionError("unreachable")
 
@@ -102,14 +114,22 @@ class Database:
             self._migrated = True
 
     async def answers(self) -> bool:
-        try:
-            await asyncio.wait_for(self.run(lambda session: session.execute(text("SELECT 1")).scalar()), 5)
-        except (Away, TimeoutError):
-            return False
-        return True
+        """Within seconds, whatever the others wait for."""
+        return await self._circuit.passes(self._answered) and await self._answered()
+
+    async def _answered(self) -> bool:
+        with suppress(Away, TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                await anyio.to_thread.run_sync(self.run_here, _ping, abandon_on_cancel=True, limiter=self._pings)
+                return True
+        return False
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def _ping(session: Session) -> None:
+    session.execute(text("SELECT 1"))
 
 
 def _crossed(error: Exception) -> bool:

@@ -10,12 +10,13 @@ from urllib.parse import quote
 import jinja2
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
 
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import visible, visible_lines
+from rocstack.base.text import listed, visible, visible_lines
+from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
@@ -91,6 +92,14 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
+def _places(nodes: str) -> str:
+    """Slurm's list of nodes as names."""
+    try:
+        return listed(hostlist.expand(nodes)) if nodes else ""
+    except ValueError:
+        return nodes
+
+
 def _state_words(states: Sequence[str]) -> str:
     """Of a node, what Slurm's words for its state mean. One that is drained isn't free, whatever it does."""
     states = [each for each in states if each != "IDLE" or "DRAIN" not in states]
@@ -108,6 +117,7 @@ TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
     "sentence": _sentence,
+    "places": _places,
     "state_words": _state_words,
     "number": _number,
     "visible": visible,
@@ -125,9 +135,12 @@ def browses(request: Request) -> bool:
 
 def draw(request: Request, name: str, status: int = 200, **names: Any) -> HTMLResponse:
     """A page, or with htmx the part of one that is named."""
-    settings = request.app.state.service.settings
-    user = getattr(request.state, "user", "")
-    known = {"cluster": settings.cluster, "user": user, "live": HTMX.exists(), "issuer": settings.oidc is not None}
+    service: Service = request.app.state.service
+    settings = service.settings
+    known = {
+        "cluster": settings.cluster, "user": getattr(request.state, "user", ""), "live": HTMX.exists(),
+        "issuer": settings.oidc is not None, "silent": service.slurm.silent,
+    }  # fmt: skip
     return HTMLResponse(
         TEMPLATES.get_template(f"{name}.html.j2").render(known | names), status, {"Content-Security-Policy": POLICY}
     )
@@ -157,7 +170,7 @@ class PageRoute(APIRoute):
             except NotSignedIn as error:
                 answer = _to_login(request, "" if error.code == "no-token" else failures.sentence(error))
             except RocstackError as error:
-                answer = draw(request, "error", failures.status_of(error), message=failures.sentence(error))
+                answer = _refused(request, error)
             except RequestValidationError as error:
                 answer = draw(request, "error", 400, message=field_faults.first(error.errors()).sentence())
             answer.headers.setdefault("Content-Security-Policy", POLICY)
@@ -168,6 +181,14 @@ class PageRoute(APIRoute):
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def _refused(request: Request, error: RocstackError) -> Response:
+    message, status = failures.sentence(error), failures.status_of(error)
+    if request.headers.get("hx-request"):  # a part of a page stays as it is, and page.js says why
+        return PlainTextResponse(message, status)
+    again = status == failures.Away.status and request.method == "GET"
+    return draw(request, "error", status, message=message, again=again)
 
 
 def _to_login(request: Request, why: str) -> Response:

@@ -7,7 +7,7 @@ import re
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +48,7 @@ class ServerRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(min_length=1, max_length=255)]
     replicas: Annotated[int, Field(ge=1, le=REPLICAS)] = 1
+    nodes: Annotated[list[Word], Field(max_length=REPLICAS)] = []  # one on each of these, in place of `replicas`
     max_rank: int = 64
     resident: Annotated[int, Field(ge=1, le=100_000)] = 32
     arguments: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=100)] = []  # of `vllm serve`
@@ -104,21 +105,24 @@ class ModelServers:
         options = body.model_dump(include={"gpus_per_node", "time", "partition", "account", "qos"})
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"serve-{folder.name}")[:60]
 
-        def plan(_: str, own: Path) -> JobRequest:
+        places: list[str | None] = [*body.nodes] or [None] * body.replicas
+
+        def plan(node: str | None, _: str, own: Path) -> JobRequest:
             values = {
                 "model": str(folder), "adapters": str(adapters), "announce": f"{own}/{ANNOUNCED}",
                 "listen": "0.0.0.0:0", "max_rank": str(body.max_rank), "resident": str(body.resident),
             }  # fmt: skip
-            return request_of(options, name=name, folder=str(own), values=values, arguments=tuple(body.arguments))
+            words = tuple(body.arguments)
+            return request_of(options, name=name, node=node, folder=str(own), values=values, arguments=words)
 
         asked = body.model_dump(mode="json", exclude_none=True) | {"_base": base}
         made: list[JobRow] = []
-        for number in range(body.replicas):
+        for number, node in enumerate(places):
             of_this = asked | {"_replica": number}
             try:
-                made.append(await self.jobs.create(caller, SERVING, RECIPE, of_this, plan))
+                made.append(await self.jobs.create(caller, SERVING, RECIPE, of_this, partial(plan, node)))
             except RocstackError as error:
-                if body.replicas == 1:
+                if len(places) == 1:
                     raise
                 await self._withdraw(caller, made, of_this)
                 raise (Away.of("slurm-away") if error.code == "job-kept" else error) from None

@@ -1,9 +1,11 @@
-"""slurmrestd, as one person after the other. A 200 with `errors` is an error; what is away is tried again for a while;
-a submission whose answer got lost is never sent again before somebody has looked."""
+"""slurmrestd, as one person after the other. A 200 with `errors` is an error; what is away is tried again for a while,
+and then nobody asks for some seconds; a submission whose answer got lost is never sent again before somebody has
+looked."""
 
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +14,7 @@ import httpx
 
 from rocstack.base.text import from_json, visible
 from rocstack.service import loopback_peer
+from rocstack.service.circuit import SOON_S, Circuit
 from rocstack.service.failures import Away, NotSignedIn, NotThere, ServiceError, SlurmRefused
 from rocstack.service.slurm_answers import (
     ClusterNode,
@@ -28,7 +31,9 @@ from rocstack.service.tracing import Tracing, place
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.41", "v0.0.40")  # data parsers: Slurm 24.11's, then its neighbours'
 PATIENCE_S = 8.0  # that something away is waited for
 PAUSES = (0.1, 0.3, 0.7, 1.5)
-CONNECT_S, READ_S = 3.0, 60.0  # slurmrestd itself gives slurmctld up before
+CONNECT_S, READ_S = 3.0, 60.0  # a list of ten thousand jobs takes half a minute
+LATE_S = 5.0  # after which something small is asked, to see whether anything is answered
+SMALL = {"slurm": "reservations/", "slurmdb": "qos/"}
 LARGE = 1 << 18  # bytes that are read in a thread
 MOST = 1 << 29  # bytes of an answer
 # Slurm's own numbers (slurm_errno.h)
@@ -52,18 +57,27 @@ class SlurmRest:
         self._http = httpx.AsyncClient(
             base_url=url, transport=transport, timeout=timeout, limits=limits, trust_env=False
         )
+        # A way of its own: where all others are in use, slurmrestd answers still.
+        self._small = httpx.AsyncClient(base_url=url, transport=transport, timeout=timeout, trust_env=False)
         self._version = ""
         self.patience = PATIENCE_S
+        self._circuits = {plugin: Circuit() for plugin in SMALL}  # slurmctld's, slurmdbd's
+
+    @property
+    def silent(self) -> bool:
+        """Whether it didn't answer when it was last asked of jobs and nodes."""
+        return self._circuits["slurm"].silent
 
     async def close(self) -> None:
         await self._http.aclose()
+        await self._small.aclose()
 
     async def version(self, token: str) -> str:
         """The newest data parser that both know."""
         if not self._version:
             for version in VERSIONS:
                 # Not `ping`: with a wrong token slurmrestd takes ten seconds for that.
-                answer = await self._send("GET", f"/slurm/{version}/reservations/", token, None, None)
+                answer = await self._send("GET", f"/slurm/{version}/reservations/", token, None)
                 if answer.status_code != 404:
                     self._version = version
                     break
@@ -163,13 +177,15 @@ class SlurmRest:
         Raises:
             Away, NotSignedIn, NotThere, SlurmRefused
         """
+        await self._passes(token, plugin)
         until, pauses = time.monotonic() + self.patience, iter(PAUSES)
         while True:
             try:
-                return await self._once(token, "GET", plugin, path, None)
+                return await self._watched(token, "GET", plugin, path, None)
             except (Away, AnswerLost) as error:
                 pause = next(pauses, PAUSES[-1])
                 if time.monotonic() + pause > until:
+                    self._circuits[plugin].failed()
                     raise error if isinstance(error, Away) else Away.of("slurm-away") from None
                 await asyncio.sleep(pause)
 
@@ -181,36 +197,69 @@ class SlurmRest:
         Raises:
             AnswerLost, Away, NotSignedIn, NotThere, SlurmRefused
         """
+        await self._passes(token, plugin)
         until, pauses = time.monotonic() + self.patience, iter(PAUSES)
         while True:
             try:
-                return await self._once(token, method, plugin, path, body)
+                return await self._watched(token, method, plugin, path, body)
             except Away:
                 pause = next(pauses, PAUSES[-1])
                 if time.monotonic() + pause > until:
+                    self._circuits[plugin].failed()
                     raise
                 await asyncio.sleep(pause)
 
-    async def _once(
+    async def _passes(self, token: str, plugin: str) -> None:
+        """
+        Raises:
+            Away: it didn't answer some seconds ago, or still doesn't.
+        """
+        if not await self._circuits[plugin].passes(lambda: self._answers(token, plugin)):
+            raise Away.of("slurm-away")
+
+    async def _answers(self, token: str, plugin: str) -> bool:
+        with suppress(Away, AnswerLost, TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                with suppress(NotSignedIn, NotThere, SlurmRefused):  # it answers
+                    await self._once(token, "GET", plugin, SMALL[plugin], None, self._small)
+                return True
+        return False
+
+    async def _watched(
         self, token: str, method: str, plugin: str, path: str, body: dict[str, Any] | None
     ) -> dict[str, Any]:
+        """What takes long is waited for as long as something small is answered meanwhile."""
+        asking = asyncio.ensure_future(self._once(token, method, plugin, path, body))
+        try:
+            await asyncio.wait({asking}, timeout=LATE_S)
+            if not asking.done() and not await self._answers(token, plugin) and not asking.done():
+                self._circuits[plugin].failed()
+                raise Away.of("slurm-away") if method == "GET" else AnswerLost("nothing is answered")
+            return await asking
+        finally:
+            asking.cancel()
+
+    async def _once(
+        self, token: str, method: str, plugin: str, path: str, body: dict[str, Any] | None,
+        http: httpx.AsyncClient | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         version = await self.version(token)
-        answer = await self._send(method, f"/{plugin}/{version}/{path}", token, body, method)
+        answer = await self._send(method, f"/{plugin}/{version}/{path}", token, body, http)
         return await _read(answer, method)
 
     async def _send(
-        self, method: str, path: str, token: str, body: dict[str, Any] | None, change: str | None
+        self, method: str, path: str, token: str, body: dict[str, Any] | None, http: httpx.AsyncClient | None = None
     ) -> httpx.Response:
         try:
             with self._traces.span(f"slurmrestd {method} {place(path)}", "CLIENT") as span:
                 headers, trace = {"X-SLURM-USER-TOKEN": token}, {"trace": loopback_peer.look}
-                answer = await self._http.request(method, path, json=body, headers=headers, extensions=trace)
+                answer = await (http or self._http).request(method, path, json=body, headers=headers, extensions=trace)
                 span.tell({"http.request.method": method, "http.response.status_code": answer.status_code})
                 return answer
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
             raise Away.of("slurm-away") from None
         except httpx.TransportError as error:
-            if change in (None, "GET"):
+            if method == "GET":
                 raise Away.of("slurm-away") from None
             raise AnswerLost(type(error).__name__) from None
 

@@ -47,6 +47,12 @@ class ServeOptions:
         tuple[Path, ...],
         Flag("Folder of adapters DIR/USER/adapters/NAME, each user's own; may be repeated.", metavar="DIR"),
     ] = ()
+    repository: Annotated[
+        tuple[str, ...],
+        Flag("Repository of an OCI registry whose tags are adapters for everybody; may be repeated.", metavar="URL"),
+    ] = ()
+    repository_login: Annotated[Path | None, Flag("File with USER:PASSWORD for it.", metavar="FILE")] = None
+    repository_ca: Annotated[Path | None, Flag("CA of its certificate (PEM).", metavar="FILE")] = None
     name: Annotated[str | None, Flag("Name of the model in requests; default: the folder's.")] = None
     also: Annotated[
         tuple[str, ...], Flag("Another name that adapters call the model by; may be repeated.", metavar="NAME")
@@ -74,6 +80,10 @@ class ServeOptions:
     replicas: Annotated[
         int | None, Flag("Start so many on the cluster instead, as jobs of its service.", metavar="N", least=1)
     ] = None
+    node: Annotated[
+        tuple[str, ...],
+        Flag("Start one on this node of the cluster, in the same way; may be repeated.", metavar="NAME"),
+    ] = ()
     inventory: ClusterInventory = None
     user: Annotated[str | None, Flag("Whose jobs they are; default: you, or the cluster's only user.")] = None
     time: Annotated[str | None, Flag("Time limit of the jobs: 90m, 12h, 7d; default: the partition's.")] = None

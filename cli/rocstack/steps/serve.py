@@ -55,6 +55,7 @@ def plan_serve(
     shared, users = ([_folder(each) for each in folders] for folders in (options.adapters, options.user_adapters))
     secrets = (options.tokens, options.certificate, options.key, options.people_ca)
     tokens, certificate, key, people_ca = (_file(each) for each in secrets)
+    login, registry_ca = _file(options.repository_login), _file(options.repository_ca)
     name = options.name or model.name
     document = {
         "model": str(model),
@@ -69,6 +70,7 @@ def plan_serve(
             *({"folder": str(each), "layout": "shared"} for each in shared),
             *({"folder": str(each), "layout": "users"} for each in users),
         ],
+        "repositories": [{"repository": each, "login": login, "ca": registry_ca} for each in options.repository],
         "state": str((FOLDER / name).absolute()) if options.here else INSIDE,
         "max_rank": options.max_rank,
         "active": options.active,
@@ -89,7 +91,8 @@ def plan_serve(
         if not dry:
             _refuse_without_vllm()
         return ServePlan(settings, file, command, None, number)
-    mounts = [model, *shared, *users, *(Path(each) for each in (tokens, certificate, key, people_ca) if each)]
+    files = (tokens, certificate, key, people_ca, login, registry_ca)
+    mounts = [model, *shared, *users, *(Path(each) for each in files if each)]
     if not dry:
         _write(settings, file)
         mounts.append(file)

@@ -15,7 +15,7 @@ from rocstack.steps.job_options import ServeOptions
 from rocstack.steps.options import inventory_path, settings
 
 TOKEN_S = 300  # that the token of this one call is good for
-_THERE = ("inventory", "user", "time", "partition", "replicas")  # where jobs are started
+_THERE = ("inventory", "user", "time", "partition", "replicas", "node")  # where jobs are started
 _BOTH = ("model", "max_rank", "resident")
 
 
@@ -38,11 +38,11 @@ def refuse_mixed(options: ServeOptions) -> None:
         BadInput: an option of a server on this machine with --replicas, or one of jobs without.
     """
     given = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
-    if options.replicas is None:
+    if options.replicas is None and not options.node:
         if wrong := [name for name in given if name in _THERE]:
-            raise BadInput.of("no-combination", why=f"{_flags(wrong)} only with --replicas, which starts jobs")
+            raise BadInput.of("no-combination", why=f"{_flags(wrong)} only with --replicas or --node, which start jobs")
     elif wrong := [name for name in given if name not in (*_THERE, *_BOTH)]:
-        why = f"{_flags(wrong)} only without --replicas: it concerns a server on this machine"
+        why = f"{_flags(wrong)} only without --replicas and --node: it concerns a server on this machine"
         raise BadInput.of("no-combination", why=why)
 
 
@@ -55,6 +55,8 @@ def start_replicas(options: ServeOptions, arguments: tuple[str, ...] = ()) -> St
     """
     refuse_mixed(options)
     refuse_own(arguments)
+    if options.node and options.replicas not in (None, len(options.node)):
+        raise BadInput.of("no-combination", why="--replicas and --node both say how many: leave out --replicas")
     if options.max_rank is not None and options.max_rank not in RANKS:
         raise BadInput.of("serve-settings", key="--max-rank", why=f" is one of {', '.join(map(str, RANKS))}")
     chosen = settings()
@@ -68,6 +70,7 @@ def start_replicas(options: ServeOptions, arguments: tuple[str, ...] = ()) -> St
     asked = {
         "model": model, "replicas": options.replicas, "max_rank": options.max_rank, "resident": options.resident,
         "arguments": list(arguments), "time": options.time, "partition": options.partition,
+        "nodes": list(options.node) or None,
     }  # fmt: skip
     body = {name: value for name, value in asked.items() if value is not None}
     found = service_call.post(control.ssh_host, control.token(user, TOKEN_S), "/v1/servers", body)

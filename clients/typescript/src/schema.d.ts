@@ -1339,6 +1339,11 @@ export interface components {
             max_rank?: number;
             /** Model */
             model: string;
+            /**
+             * Nodes
+             * @default []
+             */
+            nodes?: string[];
             /** Partition */
             partition?: string | null;
             /** Qos */

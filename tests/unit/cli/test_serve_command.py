@@ -39,6 +39,18 @@ def test_what_would_run(cli: Cli, model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".rocstack").exists()
 
 
+def test_a_registry_of_adapters(cli: Cli, model: Path, tmp_path: Path) -> None:
+    (login := tmp_path / "login").write_text("ada:secret")
+    words = ("--repository", "https://example.com/adapters/tiny", "--repository-login", "login", "--print", "--json")
+    ran = cli("serve", "tiny", *words, "--nic", "tcp")
+    assert ran.code == 0, ran.err
+    said = json.loads(ran.out)
+    known = {"repository": "https://example.com/adapters/tiny", "login": str(login)}
+    assert said["settings"]["repositories"] == [known]
+    assert f"--volume={login}:{login}:ro" in said["args"]
+    assert "secret" not in ran.out
+
+
 def test_on_this_machine(cli: Cli, model: Path) -> None:
     ran = cli("serve", "tiny", "--here", "--print", "--json")
     assert ran.code == 0, ran.err
@@ -55,6 +67,8 @@ def test_on_this_machine(cli: Cli, model: Path) -> None:
         (["tiny", "--listen", "0.0.0.0:80"], "serve-settings"),
         (["tiny", "--listen", "nonsense"], "serve-settings"),
         (["tiny", "--max-rank", "7"], "serve-settings"),
+        (["tiny", "--repository", "http://example.com/adapters"], "serve-settings"),
+        (["tiny", "--repository", "example.com/adapters"], "serve-settings"),
         (["tiny", "--", "--port=1"], "engine-argument"),
         (["tiny", "--time", "8h"], "bad-value"),
     ],
@@ -119,9 +133,17 @@ def test_replicas_are_jobs_of_the_service(cli: Cli, served: ServedSite) -> None:
     assert json.loads(cli(*words[:4], "--json").out)["servers"][1]["id"] == "job-2"
 
 
+def test_on_named_nodes(cli: Cli, served: ServedSite) -> None:
+    served.answer(200, {"object": "list", "data": []})
+    assert cli("serve", "org/tiny", "--node", "n2", "--node", "n1").code == 0
+    body = served.asked[0]["body"]
+    assert (body["nodes"], body.get("replicas")) == (["n2", "n1"], None)
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
+        (["org/tiny", "--node", "n1"], "bad-value"),
         (["org/tiny", "--here"], "bad-value"),
         (["org/tiny", "--adapters", "adapters"], "bad-value"),
         (["org/tiny", "--print"], "bad-value"),

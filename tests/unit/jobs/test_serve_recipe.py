@@ -12,6 +12,7 @@ from rocstack.serve.settings import load
 
 def test_the_script_writes_settings_that_hold(tmp_path: Path) -> None:
     values = {"model": "/models/it's", "adapters": "/a b/$(c)", "max_rank": "16"}
+    values |= {"repository": "https://example.com/adapters", "repository_login": "/a b/login"}
     text = script(find("serve"), JobRequest(values=values, arguments=("--max-model-len=512", "--x=a b")))
     kept = tmp_path / "kept.json"
     (tmp_path / "srun").write_text(f'#!/bin/sh\nfor last; do :; done\ncp "$last" {kept}\n')
@@ -22,6 +23,8 @@ def test_the_script_writes_settings_that_hold(tmp_path: Path) -> None:
     found = load(kept)
     assert (found.model, found.max_rank, found.tokens) == ("/models/it's", 16, None)
     assert [each.folder for each in found.sources] == ["/a b/$(c)"]
+    known = [(each.repository, each.login) for each in found.repositories]
+    assert known == [("https://example.com/adapters", "/a b/login")]
     assert found.engine.arguments == ("--max-model-len=512", "--x=a b")
     assert not Path(found.state).parent.exists()  # it goes with the job
 

@@ -15,7 +15,7 @@ import tiny_adapters as tiny
 from rocstack.base.errors import BadInput
 from rocstack.serve import base_model, settings
 from rocstack.serve.adapter_check import Limits, check, parse_config
-from rocstack.serve.registry import FolderRegistry, hint
+from rocstack.serve.registry import FolderRegistry, hint, opened
 from rocstack.serve.safetensors_header import MOST_HEADER, Tensor, read_header
 from rocstack.serve.staging import Staging
 
@@ -302,7 +302,7 @@ def test_ten_thousand_are_registered_without_opening_one(adapters: Path, monkeyp
 
 @pytest.fixture
 def staging(base: base_model.BaseModel, tmp_path: Path) -> Staging:
-    return Staging(tmp_path / "state", base, rank=16, most_bytes=1 << 20)
+    return Staging(tmp_path / "state", base, opened, rank=16, most_bytes=1 << 20)
 
 
 def stage(staging: Staging, adapters: Path, name: str = "one") -> Any:

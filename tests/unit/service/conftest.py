@@ -15,7 +15,7 @@ import pytest
 from fake_slurmrestd import FakeSlurmrestd, token
 
 from rocstack.cluster.service import ClusterServiceLimits
-from rocstack.service import app, jobs
+from rocstack.service import app, circuit, jobs
 from rocstack.service.config import ServicePerson, ServiceSettings
 from rocstack.service.service import Service
 from rocstack.service.slurmrest import SlurmRest
@@ -26,6 +26,12 @@ PEOPLE = {"alice": ServicePerson(uid=2000, gid=2000), "bob": ServicePerson(uid=2
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What didn't answer is asked again at once."""
+    monkeypatch.setattr(circuit, "REST_S", 0.0)
 
 
 @pytest.fixture

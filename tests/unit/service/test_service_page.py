@@ -236,6 +236,19 @@ async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site:
         assert (await page.get(path, headers=headers)).json()["error"]["code"] == "no-such-page"
 
 
+async def test_where_it_runs_is_said_in_names(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, key = browser(site), await started(site)
+    for nodes, said in (
+        ("n[1-2]", "It runs on n1, n2."), ("n[01-16]", "It runs on n01, n02, n03 and 13 more."), ("n[1", "on n[1.")
+    ):  # fmt: skip
+        slurm.set(100, "RUNNING", nodes=nodes)
+        assert said in (await page.get(f"/jobs/{key}")).text
+    slurm.set(100, "FAILED", nodes="n1")
+    shown = (await page.get(f"/jobs/{key}")).text
+    assert "It failed." in shown
+    assert "It wrote nothing." in shown
+
+
 async def test_what_is_waited_for_and_what_failed_is_said_in_the_list(site: Site, slurm: FakeSlurmrestd) -> None:
     """A job of no time limit counts as one of a year: an expected start after it is none."""
     page, key = browser(site), await started(site)
@@ -319,7 +332,10 @@ async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlu
     page, key = browser(site), await started(site)
     slurm.down = True
     assert (await page.get(f"/jobs/{key}")).status_code == 200
-    assert (await page.get("/cluster")).status_code == 503
+    away = await page.get("/cluster")
+    assert (away.status_code, 'http-equiv="refresh"' in away.text) == (503, True), "it comes back by itself"
+    ended = await page.post(f"/jobs/{key}/cancel")
+    assert (ended.status_code, 'http-equiv="refresh"' in ended.text) == (503, False), "what was sent isn't sent again"
     slurm.down = False
     assert "take jobs" in (await page.get("/cluster")).text
 

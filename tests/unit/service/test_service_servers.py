@@ -101,6 +101,18 @@ async def test_replicas_are_all_started_or_none(site: Site, slurm: FakeSlurmrest
     assert len(slurm.submitted) == 4
 
 
+async def test_a_server_on_each_of_some_nodes(site: Site, slurm: FakeSlurmrestd) -> None:
+    tiny.base(site.service.models.folder / "org/small")
+    alice = site.of("alice")
+    made = (await alice.post("/v1/servers", json={"model": BASE, "nodes": ["n2", "n1"]})).json()["data"]
+    assert len(made) == 2
+    assert [each["job"]["required_nodes"] for each in slurm.submitted] == [["n2"], ["n1"]]
+    for bad in ("n1,n2", "n[1-2]", "--help", "n1\n#SBATCH --account=x"):
+        refused = await alice.post("/v1/servers", json={"model": BASE, "nodes": [bad]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad-job-option")
+    assert len(slurm.submitted) == 2
+
+
 async def test_a_server_is_found_behind_many_others(tmp_path: Path, slurm: FakeSlurmrestd) -> None:
     service = serve(tmp_path, slurm, jobs=40)
     site = Site(service, httpx.AsyncClient(), app.make(service))

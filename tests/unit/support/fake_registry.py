@@ -111,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
     def _token(self, query: dict[str, str], form: dict[str, str]) -> None:
         wanted = "Basic " + base64.b64encode(f"ada:{self.store.password}".encode()).decode()
         named = self.headers.get("Authorization") == wanted or form.get("refresh_token") == self.store.password
-        good = named and {**query, **form}.get("scope", "").endswith(":pull,push")
+        good = named and {**query, **form}.get("scope", "").endswith((":pull,push", ":pull"))
         self.answer(200 if good else 401, json.dumps({"token": self.store.token}).encode() if good else b"")
 
     def tags(self, name: str, rest: str, query: dict[str, str]) -> None:

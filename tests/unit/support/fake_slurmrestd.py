@@ -3,6 +3,7 @@ of its answers are those of the real one, recorded in tests/unit/service/data.""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -43,6 +44,7 @@ class FakeSlurmrestd:
         self.calls: list[tuple[str, str]] = []
         self.down = False  # nobody listens
         self.controller_down = False  # slurmrestd answers, slurmctld doesn't
+        self.hangs: set[str] = set()  # what is asked there, it doesn't answer; "*": anything
         self.lose = 0  # so many submissions are taken and not answered
         self.refuse = ""  # what Slurm says of a submission
         self.next = 100
@@ -52,7 +54,7 @@ class FakeSlurmrestd:
 
     @property
     def transport(self) -> httpx.MockTransport:
-        return httpx.MockTransport(self._answer)
+        return httpx.MockTransport(self._in_time)
 
     def set(self, number: int, state: str, reason: str = "None", **more: Any) -> None:
         """What the job is from now on."""
@@ -76,6 +78,12 @@ class FakeSlurmrestd:
         old["time"]["submission"] = row["submit_time"]["number"]
         old["exit_code"] = row["exit_code"]
         self.forgotten[number] = old
+
+    async def _in_time(self, request: httpx.Request) -> httpx.Response:
+        answer = self._answer(request)
+        if {"*", request.url.path.split("/", 3)[-1].rstrip("/")} & self.hangs:
+            await asyncio.Event().wait()
+        return answer
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path

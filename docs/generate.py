@@ -498,18 +498,24 @@ def man_pages() -> Iterator[tuple[Path, str]]:
     def records(command: Any, sub: Any) -> tuple[tuple[str, str], ...]:
         return tuple(filter(None, (param.get_help_record(sub) for param in command.get_params(sub))))
 
-    own = tuple(
-        manual.ManCommand(
+    def page(name: str, command: Any, sub: Any) -> manual.ManCommand:
+        group = hasattr(command, "commands")
+        other = command.context_settings.get("allow_extra_args") and not group
+        return manual.ManCommand(
             name=name,
             summary=help_text(command.help).partition(". ")[0].rstrip("."),
-            usage=" ".join(command.collect_usage_pieces(sub))
-            + (" [-- COMMAND...]" if command.context_settings.get("allow_extra_args") else ""),
+            usage=" ".join(command.collect_usage_pieces(sub)) + (" [-- COMMAND...]" if other else ""),
             text=help_text(command.help),
             options=records(command, sub),
-            exits=EXIT[name],
+            exits="" if group else EXIT[name],
             example=(command.epilog or "").removeprefix("Example: "),
         )
-        for name, command, sub in leaves(root, context)
+
+    own = tuple(page(*each) for each in leaves(root, context))
+    groups = tuple(
+        page(name, command, type(context)(command, info_name=name, parent=context, **command.context_settings))
+        for name, command in root.commands.items()
+        if hasattr(command, "commands")
     )
     exits = tuple((str(number), text) for number, text in exit_rows().items())
     files = (
@@ -518,7 +524,7 @@ def man_pages() -> Iterator[tuple[Path, str]]:
         ("rocstack.lock", "The versions and sha256 that `rocstack lock` pinned."),
         (".rocstack/", "Build contexts, logs and reports."),
     )
-    found = manual.pages(help_text(root.help), records(root, context), own, exits, files)
+    found = manual.pages(help_text(root.help), records(root, context), own, groups, exits, files)
     yield from ((MAN / name, text) for name, text in found.items())
 
 

@@ -1,4 +1,5 @@
-"""Man pages from the command line's own texts: rocstack(1), and rocstack-COMMAND(1) for each command."""
+"""Man pages from the command line's own texts: rocstack(1), and rocstack-COMMAND(1) for each command and each group of
+commands, such as `release`."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def _also(pages: Iterable[str]) -> str:
     return ",\n".join(f"\\fB{escape(page)}\\fR(1)" for page in pages) + "\n"
 
 
-def of_command(command: ManCommand, neighbours: Iterable[str]) -> str:
-    """The page of one command."""
+def of_command(command: ManCommand, neighbours: Iterable[str], parts: Iterable[ManCommand] = ()) -> str:
+    """The page of one command, or of a group that consists of `parts`."""
     words = command.name.split()
     usage = f"\\fBrocstack {escape(' '.join(words))}\\fR {escape(command.usage)}\n"
     return (
@@ -63,6 +64,7 @@ def of_command(command: ManCommand, neighbours: Iterable[str]) -> str:
         + _section("SYNOPSIS", usage)
         + _section("DESCRIPTION", escape(command.text) + "\n")
         + _section("OPTIONS", _tagged(command.options))
+        + _section("COMMANDS", _tagged((each.name, each.summary) for each in parts))
         + _section("EXIT STATUS", escape(command.exits) + "\n" if command.exits else "")
         + _section("EXAMPLE", _example(command.example))
         + _section("SEE ALSO", _also(["rocstack", *neighbours]))
@@ -94,11 +96,15 @@ def pages(
     text: str,
     options: Pairs,
     commands: tuple[ManCommand, ...],
+    groups: tuple[ManCommand, ...],
     exits: Pairs,
     files: Pairs,
 ) -> Mapping[str, str]:
     """File name -> page."""
     out = {"rocstack.1": of_root(text, options, commands, exits, files)}
+    for each in groups:
+        parts = [command for command in commands if command.name.startswith(f"{each.name} ")]
+        out[f"{each.page}.1"] = of_command(each, [part.page for part in parts], parts)
     for command in commands:
         group = command.name.partition(" ")[0]
         near = [c.page for c in commands if c is not command and " " in c.name and c.name.partition(" ")[0] == group]

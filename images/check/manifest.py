@@ -87,23 +87,21 @@ def wheel_files(root: Path, site: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, object]]]:
+def read_smoke(folder: Path) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, list[str]]]]:
     facts: dict[str, str] = {}
     versions: dict[str, str] = {}
-    results: dict[str, dict[str, object]] = {}
-    for file in sorted(folder.glob("*.tsv")):
+    results: dict[str, dict[str, list[str]]] = {}
+    for file in sorted(folder.rglob("*.tsv")):
         for line in file.read_text().splitlines():
             kind, name, text = line.split("\t", 2)
-            entry = results.setdefault(name, {"ok": [], "skipped": [], "ms": 0})
+            entry = results.setdefault(name, {"ok": [], "skipped": []})
             if kind == "version":
                 versions[name] = text
             elif kind == "fact":
                 key, _, value = text.partition("=")
                 facts[key] = value
-            elif kind in ("ok", "skipped"):
-                entry[kind].append(text)  # type: ignore[attr-defined]
-            else:
-                entry["ms"] = int(text)
+            elif text not in entry[kind]:  # what was tested twice
+                entry[kind].append(text)
     return versions, facts, results
 
 

@@ -148,7 +148,12 @@ def test_other_nics(built: Built, workspace: Workspace, nic: str, provider: str)
     assert labels["io.rocstack.nic.provider"].endswith(f"/lib{provider}-rdmav34.so")
     found = engine("run", "--rm", workspace.reference("worker", nic), "sha256sum", labels["io.rocstack.nic.provider"])
     assert found.stdout.split()[0] == labels["io.rocstack.nic.provider-sha256"]
-    assert any(provider in line for line in done.image("worker")["smoke"]["nic"])
+    smoke = done.image("worker")["smoke"]
+    assert any(provider in line for line in smoke["nic"])
+    assert re.fullmatch(r"\d{4} ELF files resolve", smoke["libraries"][0]), "those below the NIC's layer"
+    assert "torch all-reduces on gloo" in smoke["pytorch"]
+    log = (workspace.folder / done.image("worker")["log"]).read_text()
+    assert "tested again" not in log, "its layer changes nothing below it"
     assert len(layers_since(workspace.reference("worker", nic), started)) <= 1, "it has no packages of its own"
 
 

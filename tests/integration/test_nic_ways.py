@@ -116,3 +116,8 @@ def test_another_rdma_core_lies_beside_the_distributions(
     assert f"calling init: {told['path']}" in out
     assert "bnxt_re7" in out
     assert "libibverbs.so.1 => /opt/rdma-core/lib/libibverbs.so.1" in out
+    log = (workspace.folder / ".rocstack/debian-13-broadcom/logs/worker.log").read_text()
+    assert "tested again, since the NIC's layer changes files below it: " in log
+    assert {"torch all-reduces on mpi", "munge encodes and unmunge decodes"} <= {
+        text.partition(" ok: ")[2] for text in log.splitlines() if text.startswith("[smoke-worker] ")
+    }

@@ -14,43 +14,61 @@ from rocstack.trust import attached
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
+NOWHERE = "http://127.0.0.1:9"  # the discard port, where nothing listens
+
 
 @pytest.fixture(scope="module")
 def place(base: str, prefix: str, made: set[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
-    """A release of the control image, and nothing of a worker."""
+    """A release of both images."""
     folder = tmp_path_factory.mktemp("rebuild")
     (folder / "work").mkdir()
     here = Workspace(folder / "work", prefix, made=made)
-    with releases(base, Built(here, here.build("--role", "control")), here, folder) as place:
-        place.write(entry(roles=["control"], default=True))
+    with releases(base, Built(here, here.build()), here, folder) as place:
+        place.write(entry(default=True))
         place.must("--tag", "w1")
         yield place
 
 
-def reference(place: Releases) -> str:
-    image = json.loads((place.here.folder / ".rocstack/release/release.json").read_text())["images"][0]
-    return f"{image['repository']}@{image['digest']}"
+def reference(place: Releases, role: str = "control") -> str:
+    images = json.loads((place.here.folder / ".rocstack/release/release.json").read_text())["images"]
+    (found,) = (f"{image['repository']}@{image['digest']}" for image in images if image["role"] == role)
+    return found
 
 
-def test_every_layer_is_built_again_as_it_was(place: Releases) -> None:
-    before = inspect(place.here.reference("control"))["Id"]
-    done = place.here.run("rebuild", reference(place), "--stack", f"{STACK}.yml", "--json")
+@pytest.mark.parametrize("role", ["control", "worker"])
+def test_every_layer_is_built_again_as_it_was(place: Releases, role: str) -> None:
+    before = inspect(place.here.reference(role))["Id"]
+    done = place.here.run("rebuild", reference(place, role), "--stack", f"{STACK}.yml", "--json")
     assert done.code == 0, done.err + done.out
     found = done.json
     place.here.made.add(found["rebuilt"])
     assert (found["ok"], found["same_inputs"], found["same_base"]) == (True, True, True)
     assert [layer["found"] for layer in found["differ"] if layer["found"]] == []
     assert found["signers"] == [place.public.fingerprint]
-    report = json.loads(next(place.here.folder.glob(".rocstack/rebuild/*/*/report.json")).read_text())
-    (image,) = report["images"]
-    own = ("base", "shared", "control-base", "smoke-control", "check-control")
+    reports = [json.loads(file.read_text()) for file in place.here.folder.glob(".rocstack/rebuild/*/*/report.json")]
+    (image,) = (image for report in reports for image in report["images"] if image["role"] == role)
+    own = ("base", "shared", "worker-below", f"{role}-base", f"smoke-{role}", f"check-{role}")
     assert not [
         step
         for step in image["steps"]
         if step["stage"] in own and step["cached"] and not step["step"].startswith(("FROM", "COPY"))
     ]
     assert inspect(image["reference"])["Id"] == found["rebuilt"] != before
-    assert inspect(place.here.reference("control"))["Id"] == before
+    assert inspect(place.here.reference(role))["Id"] == before
+
+
+def test_from_kept_packages_where_no_mirror_answers(place: Releases) -> None:
+    here = place.here
+    kept = here.run("lock", "--stack", f"{STACK}.yml", "--to", "again.lock", "--keep-packages", "kept")
+    assert kept.code == 0, kept.err
+    nowhere = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "PIP_INDEX_URL": f"{NOWHERE}/simple"}
+    away = here.with_env(**nowhere, ROCSTACK_ATTEMPTS="1")
+    done = away.run("rebuild", reference(place), "--stack", f"{STACK}.yml", "--packages", "kept", "--json")
+    assert done.code == 0, done.err + done.out
+    here.made.add(done.json["rebuilt"])
+    assert (done.json["ok"], done.json["same_inputs"]) == (True, True)
+    alone = away.run("rebuild", reference(place), "--stack", f"{STACK}.yml", "--json")
+    assert alone.code != 0, "a mirror answered"
 
 
 def test_what_differs_is_named_with_its_cause(place: Releases) -> None:

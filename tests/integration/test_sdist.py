@@ -63,14 +63,17 @@ def test_the_wheel_says_its_licence(dist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_pipx_installs_it(dist: Path, tmp_path: Path) -> None:
-    """Its data, playbooks and Ansible are found from an empty folder, and `man` finds its pages."""
+@pytest.mark.parametrize("tool", ["pipx", "uv"])
+def test_an_installer_of_programs(dist: Path, tmp_path: Path, tool: str) -> None:
+    """Its data, playbooks and Ansible are found from an empty folder, and pipx's `man` finds its pages."""
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
-    run(tmp_path / "venv/bin/pip", "install", "--quiet", "pipx", cwd=tmp_path)
+    run(tmp_path / "venv/bin/pip", "install", "--quiet", tool, cwd=tmp_path)
     places = {"PIPX_HOME": "home", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
+    places |= {"UV_TOOL_DIR": "home", "UV_TOOL_BIN_DIR": "bin", "UV_CACHE_DIR": "cache"}
     env = {name: str(tmp_path / place) for name, place in places.items()}
-    wheel = next(dist.glob("*.whl"))
-    run(tmp_path / "venv/bin/pipx", "install", "--python", sys.executable, wheel, cwd=tmp_path, **env)
+    words = ["install"] if tool == "pipx" else ["tool", "install", "--quiet"]
+    command = tmp_path / "venv/bin" / tool
+    run(command, *words, "--python", sys.executable, next(dist.glob("*.whl")), cwd=tmp_path, **env)
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "inventory.yml").write_text(LOCAL)
@@ -79,4 +82,7 @@ def test_pipx_installs_it(dist: Path, tmp_path: Path) -> None:
     assert "debian-13" in run(command, "stacks", cwd=empty, **own)
     assert run(command, "render", "--nic", "broadcom", cwd=empty, **own).startswith("# debian-13 for broadcom")
     assert '"name": "n1"' in run(command, "probe", "inventory.yml", "--json", cwd=empty, **own)
-    assert (tmp_path / "man/man1/rocstack-deploy.1").is_file()
+    (pages,) = (tmp_path / "home").glob("**/share/man/man1")
+    assert {"rocstack.1", "rocstack-deploy.1", "rocstack-release.1"} <= {page.name for page in pages.iterdir()}
+    if tool == "pipx":
+        assert (tmp_path / "man/man1/rocstack-deploy.1").is_file()

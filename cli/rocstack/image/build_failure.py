@@ -124,7 +124,7 @@ def explain(progress: BuildProgress, context: BuildContext) -> BuildFailure:
     smoke = next((m for m in map(_SMOKE_LINE.search, log) if m), None)
     if smoke:
         first = f"smoke test of {smoke[1]}, line {smoke[2]}: {smoke[3]}"
-        folder = f"smoke/{step.stage.removeprefix('smoke-') if step else ''}/"
+        folder = f"smoke/{step.stage.removeprefix('smoke-') if step else ''}"  # or one below the NIC's layer
         scripts = (p for p in context.files if p.startswith(folder) and p.endswith(f"-{smoke[1]}.sh"))
         template = next((context.origin(script, int(smoke[2])) for script in scripts), None) or template
     # From the error on: what is far above it was tried again and passed.

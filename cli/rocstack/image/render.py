@@ -85,6 +85,7 @@ def render(
         origins[path] = [f"{own.get(name, f'templates/{name}')}:{line}" if name else "" for name, _, line in places]
 
     put("Dockerfile", dockerfile)
+    libraries = (paths.images() / "check/libraries.sh").read_bytes()
     for role in resolved.stack.roles:
         for index, part in enumerate(p for p in resolved.parts if p.reaches(role)):
             version, smoke = (component_block(part.name, block, role=role) for block in ("version", "smoke"))
@@ -95,6 +96,9 @@ def render(
             put(f"smoke/{role}/90-nic.sh", nic_block("smoke", role=role))
             if resolved.plugin:
                 put(f"smoke/{role}/91-plugin.sh", guarded(lambda: vars["m"].plugin_smoke(resolved)))
+        for stage in {role, BELOW_NIC} if role == "worker" and vars["below_nic"] else {role}:
+            if not resolved.on_top:
+                files[f"smoke/{stage}/00-libraries.sh"] = ContextFile(libraries)
         files[f"facts/{role}.json"] = ContextFile(_facts(resolved, lock, role))
     if not resolved.on_top:
         # The stack's own words come last, and so win: it may exclude kernel files that its targets would keep.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -256,6 +257,23 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path) -> N
     assert caught.value.code == "bundle-no-room"
     assert "562949953 MB" in caught.value.what
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_that_fills_while_it_is_written_leaves_the_file_that_was_there(tmp_path: Path, number: int) -> None:
+    """Somebody else writes, too; or there is a quota, of which nothing was said before."""
+    (tmp_path / "b").write_text("before")
+
+    def pieces() -> Iterator[bytes]:
+        yield b"ab"
+        raise OSError(number, os.strerror(number))
+
+    part = BundlePart(BundlePart.of("a", b"abc").member, pieces)
+    with pytest.raises(Missing) as caught:
+        write(tmp_path / "b", record_of(part), b"", {"a": part})
+    assert caught.value.code == "bundle-no-room"
+    assert [file.name for file in tmp_path.iterdir()] == ["b"]
+    assert (tmp_path / "b").read_text() == "before"
 
 
 def test_sizes_beyond_8_gb_have_a_header() -> None:

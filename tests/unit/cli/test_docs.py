@@ -240,3 +240,9 @@ def test_the_example_is_listed_and_allowed(example: Path) -> None:
     assert "mpi-only" in listed
     assert "Intel E810" in listed
     assert rocstack(example, "explain").stdout.splitlines()[-1].startswith("allowed")
+
+
+def test_each_command_and_group_of_commands_has_a_man_page() -> None:
+    root: Any = typer.main.get_command(app)
+    pages = {file.stem for file in (ROOT / "docs/man").glob("*.1")}
+    assert {f"rocstack-{name}" for name in root.commands} <= pages

@@ -81,6 +81,19 @@ def test_a_package_that_is_gone_points_to_the_line_that_asks_for_it() -> None:
     assert failure.template == "templates/components/ucx.j2:6"
 
 
+def test_what_is_tested_above_the_nics_layer_again_points_to_its_own_line() -> None:
+    progress = BuildProgress()
+    list(progress.feed(stream_of(DATA / "smoke-fail")))
+    plain, wanted = cases.context("smoke-fail"), failure_of("smoke-fail").template
+    assert wanted
+    assert "components/rccl" in wanted
+    files, origins = (
+        {path.replace("smoke/worker/", "smoke/worker-below/"): each for path, each in one.items()}
+        for one in (plain.files, plain.origins)
+    )
+    assert explain(progress, BuildContext(files, origins)).template == wanted  # type: ignore[arg-type]
+
+
 def test_the_templates_say_where_they_failed() -> None:
     """The words that the shell prints on an error are those that the streams were recorded with."""
     words = "trap 'echo \"rocstack-failed-at: $LINENO: $BASH_COMMAND\" >&2' ERR"

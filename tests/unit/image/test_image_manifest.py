@@ -25,7 +25,7 @@ GOOD: dict[str, Any] = {
     "versions": {"rocm": "7.2"},
     "facts": {"glibc": "2.41"},
     "size": {"bytes": 1, "components": {"base": 1}, "largest_packages": {"a": 1}, "largest_files": {}},
-    "smoke": {"rocm": {"ok": ["x"], "skipped": [], "ms": 1}},
+    "smoke": {"rocm": {"ok": ["x"], "skipped": []}},
     "packages": {},
     "wheels": {},
 }

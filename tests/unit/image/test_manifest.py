@@ -102,8 +102,9 @@ def lay_out(folder: Path) -> None:
     put(
         folder / "smoke",
         "slurm.tsv",
-        "ok\tslurm\tslurmd starts\nskipped\tslurm\tno GPU\nversion\tslurm\t24.11.5\nseconds\tslurm\t12\n",
+        "ok\tslurm\tslurmd starts\nskipped\tslurm\tno GPU\nversion\tslurm\t24.11.5\n",
     )
+    put(folder / "smoke", "below/slurm.tsv", "ok\tslurm\tslurmd starts\n")  # tested twice
     put(folder / "smoke", "rdma.tsv", "fact\trdma\tverbs.private-abi=34=x\nok\trdma\ta\nok\trdma\tb\tc\n")
     put(folder, "facts.json", json.dumps(FACTS))
 
@@ -133,8 +134,8 @@ def test_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["versions"] == {"slurm": "24.11.5"}
     assert found["facts"] == {"verbs.private-abi": "34=x"}
     assert found["smoke"] == {
-        "rdma": {"ok": ["a", "b\tc"], "skipped": [], "ms": 0},
-        "slurm": {"ok": ["slurmd starts"], "skipped": ["no GPU"], "ms": 12},
+        "rdma": {"ok": ["a", "b\tc"], "skipped": []},
+        "slurm": {"ok": ["slurmd starts"], "skipped": ["no GPU"]},
     }
 
 

@@ -92,7 +92,7 @@ def test_smoke_scripts_parse(default_context: BuildContext) -> None:
         if path.startswith("smoke/"):
             checked = subprocess.run(["bash", "-n"], input=file.data, capture_output=True, check=False)
             assert checked.returncode == 0, (path, checked.stderr)
-            assert (b"version() {" in file.data) == (not path.endswith("-nic.sh"))
+            assert (b"version() {" in file.data) == (not path.endswith(("-nic.sh", "-libraries.sh")))
 
 
 def test_every_component_is_tested_in_its_roles(default: Joined, default_context: BuildContext) -> None:
@@ -103,7 +103,7 @@ def test_every_component_is_tested_in_its_roles(default: Joined, default_context
             if re.match(rf"smoke/{role}(-trainer|-below)?/", path)
         }
         wanted = {part.name for part in default.resolved.parts if part.reaches(role)}
-        assert tested == (wanted | {"nic"} if role == "worker" else wanted)
+        assert tested == wanted | {"libraries"} | ({"nic"} if role == "worker" else set())
 
 
 def test_what_knows_no_nic_is_tested_below_its_layer(default_context: BuildContext) -> None:
@@ -111,12 +111,10 @@ def test_what_knows_no_nic_is_tested_below_its_layer(default_context: BuildConte
         return text.split(f"AS {name}\n")[1].split("\nFROM ")[0]
 
     text = default_context.files["Dockerfile"].data.decode()
-    assert "FROM worker-below AS smoke-worker-below\n" in text
-    assert "source=smoke/worker-below," in stage("smoke-worker-below")
-    assert "source=smoke/worker," in stage("smoke-worker")
-    assert "COPY --from=smoke-worker-below /out/ /smoke/\n" in stage("check-worker")
-    below = {path.rpartition("-")[2] for path in default_context.files if path.startswith("smoke/worker-below/")}
-    assert below == {"pytorch.sh"}
+    assert "FROM worker-below AS smoke-worker-below\nCOPY rootfs/common/ /\nCOPY rootfs/worker/ /\n" in text
+    assert "source=smoke/worker-below,target=/run/rocstack/smoke " in stage("smoke-worker-below")
+    assert "source=smoke/worker,target=/run/rocstack/smoke " in stage("smoke-worker")
+    assert "COPY --from=smoke-worker-below /out/ /smoke/below/\n" in stage("check-worker")
 
 
 def test_facts(default: Joined, default_context: BuildContext) -> None:

@@ -163,6 +163,21 @@ def test_token_of_a_site_registry(store: Store) -> None:
     assert unpacked(store, send(store, Layers(BASE), "u", login=RegistryLogin("ada", "s3cret"))) == [BASE]
 
 
+@pytest.mark.parametrize("during", ["POST", "PATCH", "PUT"])
+def test_a_token_that_ends_while_an_image_is_sent(store: Store, during: str) -> None:
+    store.password, store.token = "s3cret", "t0ken"
+
+    def expire(handler: Handler) -> bool:
+        if handler.command == during:
+            store.token = "renewed"
+        return False
+
+    store.faults.append(expire)
+    done = send(store, Layers(BASE, TOP), login=RegistryLogin("ada", "s3cret"))
+    assert store.token == "renewed"
+    assert unpacked(store, done) == [BASE, TOP]
+
+
 def test_through_a_tunnel_the_registry_keeps_its_name(store: Store) -> None:
     hosts: set[str] = set()
 

@@ -37,7 +37,7 @@ def test_override_with_super(tmp_path: Path) -> None:
         "{% block runtime %}\ntouch /mine\n{% endblock %}",
     )
     plain, changed = join().render(), join(folder=tmp_path).render()
-    script = "smoke/worker/01-munge.sh"
+    script = "smoke/worker-below/01-munge.sh"
     assert changed.files[script].data == plain.files[script].data + b'ok "mine too"\n'
     before, after = (c.files["Dockerfile"].data.decode().splitlines() for c in (plain, changed))
     assert "touch /mine" in after
@@ -47,7 +47,7 @@ def test_override_with_super(tmp_path: Path) -> None:
     assert changed.origins[script][-2] == f"{own}:3"
     assert changed.origin("Dockerfile", after.index("touch /mine") + 1) == f"{own}:6"
     same = [path for path in plain.files if plain.files[path] == changed.files[path]]
-    assert set(plain.files) - set(same) == {"Dockerfile", "smoke/worker/01-munge.sh", "smoke/control/01-munge.sh"}
+    assert set(plain.files) - set(same) == {"Dockerfile", "smoke/worker-below/01-munge.sh", "smoke/control/01-munge.sh"}
 
 
 def test_a_block_that_ours_lacks_can_be_added(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ _FAILED = re.compile(
     r"^(?:\d+: )?srun: error: (?P<node>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
     re.MULTILINE,
 )
+# By recipes/_job.sbatch.j2. Runs of one job write to one log.
+_AGAIN = re.compile(r"^rocstack: the job begins again$", re.MULTILINE)
 # At each end of a step in a container that may not write the host's cgroups (version 1): nothing of it failed.
 _NOISE = re.compile(
     r"slurmstepd\S*: error: (common_file_write_uints: unable to open '/sys/fs/cgroup/|Unable to move pid)"
@@ -183,7 +185,9 @@ def record(output: str) -> JobRecord | None:
 
 
 def failed_task(log: str) -> FailedTask | None:
-    """By srun's first complaint about a task. The last lines are those of that task where the job labels them."""
+    """By srun's first complaint about a task, in the job's last run. The last lines are those of that task where the job
+    labels them."""
+    log = _AGAIN.split(log)[-1]
     if not (found := _FAILED.search(log)):
         return None
     task = re.match(r"\d+", found["tasks"])

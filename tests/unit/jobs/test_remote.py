@@ -145,12 +145,28 @@ def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_how_many() -> None:
         (JobRequest(nodes=4, preflight=True, spare=1), "too-many-nodes"),
         (JobRequest(partition="cpu", nodes=1), "no-gpus-there"),
         (JobRequest(partition="trian"), "unknown-partition"),
+        (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="2m"), "too-long"),
+        (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="infinite"), "too-long"),
     ],
 )
 def test_what_the_partition_does_not_have(request_: JobRequest, code: str) -> None:
     with pytest.raises(BadInput) as caught:
         fitted(RECIPE, request_, POOLS)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest"),
+    [("30:00", "30m"), ("1:00:00", "1h"), ("1-12:00:00", "36h"), ("infinite", "infinite"), ("", "infinite")],
+)
+def test_the_time_of_a_partition(limit: str, longest: str) -> None:
+    """As sinfo writes it; the service doesn't know it of every one."""
+    pools = [Pool("train", 2, limit, 8, True)]
+    assert fitted(RECIPE, JobRequest(time=longest), pools)
+    assert fitted(RECIPE, JobRequest(), pools), "the partition's own"
+    if longest != "infinite":
+        with pytest.raises(BadInput):
+            fitted(RECIPE, JobRequest(time=f"{int(longest[:-1]) + 1}{longest[-1]}"), pools)
 
 
 def test_the_marks_of_two_questions_about_the_queue_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,6 +151,15 @@ def test_the_first_task_that_failed_and_its_last_lines() -> None:
     assert failed.lines == ("Traceback (most recent call last):", "ValueError: no")
 
 
+def test_of_a_job_that_began_again_its_last_run_counts() -> None:
+    again = "rocstack: the job begins again\n"
+    failed = slurm.failed_task(f"{LOG}{again}0: other\nsrun: error: n1: task 0: Exited with exit code 5\n")
+    assert failed
+    assert (failed.node, failed.how, failed.lines) == ("n1", "Exited with exit code 5", ("other",))
+    assert slurm.failed_task(f"{LOG}{again}0: other\n") is None
+    assert slurm.failed_task(f"0: {again}{LOG}") == slurm.failed_task(LOG), "a task wrote it"
+
+
 def test_what_a_task_wrote_may_come_after_its_end() -> None:
     failed = slurm.failed_task("srun: error: n2: task 1: Exited with exit code 3\n1: the reason\n0: step=2\n")
     assert failed

@@ -185,8 +185,8 @@ def record(output: str) -> JobRecord | None:
 
 
 def failed_task(log: str) -> FailedTask | None:
-    """By srun's first complaint about a task, in the job's last run. The last lines are those of that task where the job
-    labels them."""
+    """By srun's first complaint about a task, in the job's last run. The last lines are those of that task where the
+    job labels them."""
     log = _AGAIN.split(log)[-1]
     if not (found := _FAILED.search(log)):
         return None

@@ -96,7 +96,7 @@ def test_every_recipe_renders_to_a_script_that_shellcheck_accepts(name: str, tmp
         assert done.returncode == 0, done.stdout
 
 
-# What ROCm/spur's sbatch and srun know, too (crates/spur-cli of 2026-08); they refuse anything else. It reads no #SLURM.
+# What ROCm/spur's sbatch and srun know, too (crates/spur-cli of 2026-08): they refuse all else, and read no #SLURM.
 SHARED = {
     "sbatch": {
         *("job-name", "chdir", "output", "open-mode", "nodes", "ntasks-per-node", "gpus-per-node", "exclusive", "mem"),

@@ -243,11 +243,11 @@ def test_a_job_that_fails_says_which_task_was_the_first(deployed: DeployedCluste
 
 
 def test_the_queue_says_why_a_job_waits(deployed: DeployedCluster) -> None:
-    long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--set", "steps=100000")
+    long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--time", "30m", "--set", "steps=100000")
     wide = queued(deployed, "mine", "--nodes", "2", "--", "true")
     try:
         until(lambda: deployed.state(long) == "RUNNING", 60)
-        until(lambda: wide in (waiting := {each["id"]: each["why"] for each in queue(deployed)}) and waiting[wide], 60)
+        until(lambda: any(each["id"] == wide and each["why"] and each["start"] for each in queue(deployed)), 90)
         assert "no log yet" in deployed.run("job", "logs", wide, code=1).err
         deployed.run("job", "requeue", long)
         until(lambda: deployed.state(wide) in ("RUNNING", "COMPLETED"), 90)

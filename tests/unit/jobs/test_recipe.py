@@ -210,6 +210,7 @@ def test_the_trainer_gets_its_settings(tmp_path: Path) -> None:
         ("trainer", {"values": {"stps": "3"}}, "unknown-parameter", "did you mean 'steps'?"),
         ("trainer", {"values": {"steps": "0"}}, "bad-parameter", "less than 1"),
         ("trainer", {"values": {"steps": "x"}}, "bad-parameter", "no whole number"),
+        ("trainer", {"values": {"steps": "9" * 400}}, "bad-parameter", "no number to count with"),
         ("trainer", {"values": {"data": "a\nb"}}, "bad-parameter", "control characters"),
         ("finetune", {"values": {}}, "missing-parameter", "needs model"),
         ("finetune", {"values": GIVEN["finetune"] | {"layout": "paked"}}, "bad-parameter", "did you mean 'packed'"),

@@ -59,11 +59,11 @@ def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest
         if recipe.needs_gpus and not pool.gpus:
             raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
         request = replace(request, gpus_per_node=pool.gpus)
-    _check_layout(recipe, request)
+    check_layout(recipe, request)
     return request
 
 
-def _check_layout(recipe: Recipe, request: JobRequest) -> None:
+def check_layout(recipe: Recipe, request: JobRequest) -> None:
     """Of a recipe that is told how ranks share the model: Megatron would say so on all of them, once the job has begun.
 
     Raises:

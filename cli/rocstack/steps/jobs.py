@@ -13,7 +13,7 @@ from rocstack.base.text import count, visible
 from rocstack.cluster.settings import LONGEST_TOKEN
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
-from rocstack.jobs.pools import asked_for, fitted
+from rocstack.jobs.pools import asked_for, check_layout, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
@@ -105,6 +105,8 @@ def print_script(name: str, options: SubmitOptions = SubmitOptions(), arguments:
     overlay = chosen.overlay_folder()
     recipe, asked = recipes.find(name, overlay), _request(options, arguments)
     plain = recipes.script(recipe, asked, overlay)
+    if asked.gpus_per_node:
+        check_layout(recipe, asked)
     if not job_size.model_of(recipe, asked):
         return PrintedScript(plain)
     nodes = f"{count(recipe.job.nodes, 'node')}, as the recipe has it"

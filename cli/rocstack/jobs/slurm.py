@@ -108,7 +108,8 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class FailedTask:
-    """The first task of a job that ended badly, by srun's words, and what it wrote last."""
+    """The first task of a job that ended badly, by srun's words, and what it wrote last. Without a task's number it is
+    the batch script itself."""
 
     node: str
     task: str
@@ -196,6 +197,14 @@ def failed_task(log: str) -> FailedTask | None:
     # srun may hear of a quick end before it hears what the task wrote.
     lines = _of_task(number, before) or _of_task(number, after) or before
     return FailedTask(found["node"], number, found["how"], tuple(lines[-LAST:]))
+
+
+def failed_script(log: str, record: JobRecord) -> FailedTask | None:
+    """Of a script that failed before it had a task, or behind it: what the job's last run wrote last."""
+    lines = [line for line in _AGAIN.split(log)[-1].splitlines() if line.strip() and not _NOISE.match(line)]
+    if record.state != "FAILED" or not lines:
+        return None
+    return FailedTask(record.first_node, "", f"Exited with exit code {record.exit_code}", tuple(lines[-LAST:]))
 
 
 def _of_task(number: str, lines: list[str]) -> list[str]:

@@ -52,7 +52,7 @@ class PrintedScript:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job and, where it failed, the first task that did."""
+    """A job and, where it failed, the first task that did, or the script itself."""
 
     record: JobRecord
     failed: FailedTask | None = None
@@ -204,7 +204,8 @@ def view(control: SlurmControl, job: str) -> JobView:
     if not record.over or record.ok:
         return JobView(record)
     try:
-        return JobView(record, slurm.failed_task(control.log(record).end()))
+        log = control.log(record).end()
+        return JobView(record, slurm.failed_task(log) or slurm.failed_script(log, record))
     except (BadInput, CheckFailed):  # it failed before it had a log, or its node is gone
         return JobView(record)
 

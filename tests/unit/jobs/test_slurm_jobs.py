@@ -1,6 +1,7 @@
 """What Slurm says of jobs, in forms recorded on two virtual nodes with Slurm 24.11."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,20 @@ def test_of_a_job_that_began_again_its_last_run_counts() -> None:
     assert (failed.node, failed.how, failed.lines) == ("n1", "Exited with exit code 5", ("other",))
     assert slurm.failed_task(f"{LOG}{again}0: other\n") is None
     assert slurm.failed_task(f"0: {again}{LOG}") == slurm.failed_task(LOG), "a task wrote it"
+
+
+def test_of_a_script_that_failed_by_itself_its_last_lines() -> None:
+    record = slurm.record((DATA / "sacct-completed.json").read_text())
+    assert record
+    record = replace(record, state="FAILED", exit_code=127, where="n[2-3]")
+    noise = "slurmstepd-n2: error: Unable to move pid 275 to root cgroup"
+    log = f"old\nrocstack: the job begins again\n{noise}\n/x: not found\n"
+    failed = slurm.failed_script(log, record)
+    assert failed
+    assert (failed.node, failed.task, failed.how) == ("n2", "", "Exited with exit code 127")
+    assert failed.lines == ("/x: not found",)
+    assert slurm.failed_script(log, replace(record, state="TIMEOUT")) is None
+    assert slurm.failed_script("", record) is None
 
 
 def test_what_a_task_wrote_may_come_after_its_end() -> None:

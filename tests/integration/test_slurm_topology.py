@@ -9,6 +9,7 @@ from slurm_containers import Cluster, Node, until
 from workspace import Built
 
 from rocstack.cluster import topology
+from rocstack.cluster.settings import ClusterSettings
 
 pytestmark = pytest.mark.engine
 
@@ -40,7 +41,8 @@ def cluster(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def describe(cluster: Cluster, kind: str) -> None:
-    wanted = topology.Topology.model_validate({"kind": kind, "switches": SWITCHES})
+    wanted = ClusterSettings.model_validate({"topology": {"kind": kind, "switches": SWITCHES}}).topology
+    assert wanted
     conf = cluster.folder / "etc/slurm.conf"
     own = conf.read_text().partition("NodeName=")[0]
     conf.write_text(own + NODES.format(plugin=PLUGINS[kind]))

@@ -1,3 +1,4 @@
+#!/bin/sh
 # A machine whose Slurm is the site's own: Debian's, with runc by oci.conf as docs/run.md has it.
 set -e
 apt-get update -qq

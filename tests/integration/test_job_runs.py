@@ -41,7 +41,7 @@ def test_the_preflight_leaves_out_a_bad_node(deployed: DeployedCluster) -> None:
         done = deployed.run(*line, "--nodes", "1", "--spare", "1", "--", "hostname")
         none = deployed.run(*line, "--nodes", "2", "--", "hostname", code=1)
     finally:
-        inside(deployed, "n2", f"sed -i \\,^/dev/gone$,d {LOST}")
+        inside(deployed, "n2", f'sed -i "\\,^/dev/gone$,d" {LOST}')
     assert "n2: device gone: /dev/gone" in done.out
     assert "n1" in done.out.splitlines()
     assert "1 of the job's 2 nodes are fit, 2 are needed; not fit: n2" in none.out

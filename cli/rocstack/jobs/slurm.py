@@ -195,16 +195,20 @@ def failed_task(log: str) -> FailedTask | None:
     number = task[0] if task else ""
     before, after = log[: found.start()].splitlines(), log[found.end() :].splitlines()
     # srun may hear of a quick end before it hears what the task wrote.
-    lines = _of_task(number, before) or _of_task(number, after) or before
+    lines = _of_task(number, before) or _of_task(number, after) or _said(before)
     return FailedTask(found["node"], number, found["how"], tuple(lines[-LAST:]))
 
 
 def failed_script(log: str, record: JobRecord) -> FailedTask | None:
     """Of a script that failed before it had a task, or behind it: what the job's last run wrote last."""
-    lines = [line for line in _AGAIN.split(log)[-1].splitlines() if line.strip() and not _NOISE.match(line)]
+    lines = _said(_AGAIN.split(log)[-1].splitlines())
     if record.state != "FAILED" or not lines:
         return None
     return FailedTask(record.first_node, "", f"Exited with exit code {record.exit_code}", tuple(lines[-LAST:]))
+
+
+def _said(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip() and not _NOISE.match(line)]
 
 
 def _of_task(number: str, lines: list[str]) -> list[str]:

@@ -191,7 +191,8 @@ def test_what_a_task_wrote_may_come_after_its_end() -> None:
     ],
 )
 def test_forms_of_a_failed_task(line: str, how: str) -> None:
-    failed = slurm.failed_task(f"something\n{line}\n")
+    noise = "slurmstepd-n2: error: Unable to move pid 275 to root cgroup"
+    failed = slurm.failed_task(f"\nsomething\n{noise}\n{line}\n")
     assert failed
     assert failed.how == how
     assert failed.lines == ("something",)

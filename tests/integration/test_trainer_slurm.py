@@ -22,6 +22,8 @@ pytestmark = pytest.mark.engine
 NODES = """\
 AuthInfo=cred_expire=10
 SlurmdTimeout=60
+PrologFlags=Alloc
+Prolog=/usr/local/bin/rocstack-prolog
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=n[1-2] CPUs=4 State=UNKNOWN

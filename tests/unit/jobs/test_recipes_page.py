@@ -12,6 +12,7 @@ from cli_run import Cli
 from rocstack.jobs import recipe as recipes
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/recipes.md").read_text(encoding="utf-8")
+ELSEWHERE = {"serve", "finetune", "diloco"}  # is what they printed, or a test looks at it
 PARTS = dict(re.findall(r"^## ([a-z-]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 
@@ -28,8 +29,8 @@ def test_its_command_is_right(name: str, cli: Cli, tmp_path: Path, monkeypatch: 
     printed = "--print" in words
     ran = cli(*([words[0], "--print", *words[1:]] if not printed else words))
     assert ran.code == 0, ran.err
-    assert printed == bool(shown)
+    assert shown or not printed
     if printed:
         assert ran.out.endswith(f"\n{shown[0]}\n")
     else:
-        assert re.search(r"^```text\n(\.\.\.|[0-9]:|job )", PARTS[name], re.MULTILINE) or name == "serve"
+        assert re.search(r"^```text\n(\.\.\.|job )", PARTS[name], re.MULTILINE) or name in ELSEWHERE

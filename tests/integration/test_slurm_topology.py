@@ -56,7 +56,7 @@ def test_a_job_gets_nodes_that_are_near_each_other(cluster: Cluster, kind: str) 
     describe(cluster, kind)
     control.run("scontrol", "reconfigure")
     until(lambda: said(control, "sinfo", "--noheader", "--format=%D %T"), "4 idle", control)
-    assert where(control, 2) == ["n1", "n3"]
+    assert where(control, 2) in SWITCHES.values()
     job = said(
         control, "sbatch", "--parsable", "--nodelist=n1", "--exclusive", "--output=/dev/null", "--wrap=sleep 300"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -88,6 +89,37 @@ def test_what_is_there_stays(workspace: Workspace, image: str, kind: str) -> Non
     assert (workspace.folder / "taken").read_text() == "mine"
     wrong = workspace.run("export", "--image", image, "--format", kind, "-o", "no/such/folder", "--json")
     assert (wrong.code, wrong.json["error"]["code"]) == (2, "no-folder")
+
+
+APPTAINER = """#!/bin/sh
+[ "$1 $2 $3" = "build small.sif oci:layout:latest" ] || { echo "not so: $*" >&2; exit 255; }
+[ ! -e fail ] && [ ! -e ../fail ] || { echo "FATAL: no room" >&2; exit 255; }
+cat layout/index.json >small.sif
+"""
+
+
+def test_a_sif_file_is_apptainers(workspace: Workspace, image: str) -> None:
+    """A recorder stands for it: Debian has none."""
+    line = ("export", "--image", image, "--format", "sif", "-o", "small.sif", "--json")
+    if not shutil.which("apptainer"):
+        done = workspace.run(*line)
+        assert (done.code, done.json["error"]["code"]) == (3, "no-apptainer")
+    programs = workspace.folder / "programs"
+    programs.mkdir()
+    (programs / "apptainer").write_text(APPTAINER)
+    (programs / "apptainer").chmod(0o755)
+    here = workspace.with_env(PATH=f"{programs}:{os.environ['PATH']}")
+    (workspace.folder / "fail").touch()
+    done = here.run(*line)
+    assert (done.code, done.json["error"]["code"]) == (1, "sif-failed")
+    assert "FATAL: no room" in done.json["error"]["what"]
+    (workspace.folder / "fail").unlink()
+    done = here.run(*line)
+    assert done.code == 0, done.err
+    (manifest,) = json.loads((workspace.folder / "small.sif").read_text())["manifests"]
+    assert manifest["annotations"] == {"org.opencontainers.image.ref.name": "latest"}
+    assert {each.name for each in workspace.folder.iterdir()} >= {"small.sif", "programs"}
+    assert not [each for each in workspace.folder.iterdir() if each.name.startswith(".small")]
 
 
 def test_an_image_that_is_not_there(workspace: Workspace) -> None:

@@ -242,12 +242,21 @@ def test_a_job_that_fails_says_which_task_was_the_first(deployed: DeployedCluste
     assert deployed.run("job", "logs", job, "--rank", "1").out.splitlines()[0] == "the reason"
 
 
+def test_a_script_that_fails_at_once_says_so(deployed: DeployedCluster) -> None:
+    given = ("--set", "folder=/tmp/not-there", "--set", "batch=8", "--nodes", "2", "--gpus-per-node", "1")
+    job = str(json.loads(deployed.run("submit", "megatron-lm", "--json", *given, "--", "--lr", "1").out)["id"])
+    until(lambda: deployed.state(job) == "FAILED", 60)
+    shown = deployed.run("job", "show", job, code=1).out
+    assert "the script, on n1: Exited with exit code 1; its last lines:" in shown
+    assert "/tmp/not-there: No such file or directory" in shown
+
+
 def test_the_queue_says_why_a_job_waits(deployed: DeployedCluster) -> None:
-    long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--set", "steps=100000")
+    long = queued(deployed, "trainer", "--nodes", "2", "--name", "long", "--time", "30m", "--set", "steps=100000")
     wide = queued(deployed, "mine", "--nodes", "2", "--", "true")
     try:
         until(lambda: deployed.state(long) == "RUNNING", 60)
-        until(lambda: wide in (waiting := {each["id"]: each["why"] for each in queue(deployed)}) and waiting[wide], 60)
+        until(lambda: any(each["id"] == wide and each["why"] and each["start"] for each in queue(deployed)), 90)
         assert "no log yet" in deployed.run("job", "logs", wide, code=1).err
         deployed.run("job", "requeue", long)
         until(lambda: deployed.state(wide) in ("RUNNING", "COMPLETED"), 90)

@@ -43,7 +43,7 @@ WANTED = {
     },
     "accounts": {"research": {"fairshare": 60}, "vision": {"parent": "research", "max_gpus": 12}},
     "users": {"alice": {"uid": 2000, "accounts": ["vision", "research"]}, "bob": {"uid": 2001, "admin": "operator"}},
-    "slurm": {"JobFileAppend": 1},
+    "slurm": {"JobFileAppend": 1, "PriorityCalcPeriod": 1},
 }
 
 
@@ -379,3 +379,35 @@ def test_dedicated_capacity(cluster: Slurm) -> None:
         assert cluster.ask().reservations["vision-nodes"]["EndTime"] == "2031-01-02T20:00:00"
     finally:
         cluster.control.run("scontrol", "delete", "reservation", "vision-nodes", check=False)
+
+
+def test_tiers_under_contention(cluster: Slurm) -> None:
+    """All want all GPUs. The QoS counts first; in one QoS the account that has had less than its share."""
+    if cluster.files.cgroups.used:
+        pytest.skip("once is enough: it takes some minutes")
+    accounts = {"research": {"fairshare": 60}, "other": {"fairshare": 60}}
+    people = {"alice": {"uid": 2000, "accounts": ["research"]}, "bob": {"uid": 2001, "accounts": ["other"]}}
+    cluster.apply(settings(accounts=accounts, users=people))
+
+    def submit(uid: int, qos: str, command: str = "true") -> str:
+        user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "sbatch", "--parsable", f"--qos={qos}")
+        asked = ("--nodes=2", "--gpus-per-node=8", "--output=/dev/null", f"--wrap={command}")
+        return engine("exec", "--workdir=/tmp", cluster.workers[0].name, *user, *asked).stdout.strip()
+
+    def began(job: str) -> str:
+        return cluster.control.run("sacct", "-nXj", job, "--format=Start", "--noconvert").stdout.strip()
+
+    first = submit(2000, "high", "sleep 600")
+    until(lambda: cluster.state(first), "RUNNING", cluster.control, 20)
+    jobs = [submit(2000, "low"), submit(2000, "normal"), submit(2001, "normal"), submit(2000, "high")]
+
+    def waiting() -> str:
+        line = ("squeue", "--noheader", "--states=PENDING", "--sort=-p", "--format=%i")
+        return " ".join(cluster.control.run(*line).stdout.split())
+
+    low, used, unused, high = jobs
+    # Once what runs is counted, which is so each minute.
+    until(waiting, f"{high} {unused} {used} {low}", cluster.control, 150)
+    cluster.alice("scancel", first)
+    until(lambda: cluster.control.run("squeue", "--noheader").stdout, "", cluster.control, 120)
+    assert began(high) <= began(unused) <= began(used) <= began(low)

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.engine
 # A requeued job waits for cred_expire seconds. Jobs of `urgent` take the nodes of those in `train`.
 NODES = """\
 AuthInfo=cred_expire=10
+SlurmdTimeout=60
+PrologFlags=Alloc
+Prolog=/usr/local/bin/rocstack-prolog
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 NodeName=n[1-2] CPUs=4 State=UNKNOWN
@@ -157,6 +160,24 @@ def test_a_job_at_its_limit_and_a_preempted_one_save_first_and_go_on_later(
     assert re.findall(r"stopped by (SIG\w+) at step", log) == ["SIGUSR1", "SIGTERM"]
     assert site.steps("batch") == list(range(1, STEPS + 1)), "saved where they were stopped: no step was made twice"
     assert weights(log) == weights(uninterrupted.stdout)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_after_a_node_was_killed(site: Site, uninterrupted: subprocess.CompletedProcess[str]) -> None:
+    """It waits for a second one. At the latest after a minute of silence a node is down."""
+    job = site.submit("lost")
+    wait(lambda: 6 in site.steps("lost"), "six steps")
+    engine("kill", site.workers[1].name)
+    try:
+        wait(
+            lambda: site.job(job, "JobState") == "PENDING", lambda: site.said("scontrol", "show", "job", job), pause_s=1
+        )
+    finally:
+        engine("start", site.workers[1].name)
+    wait(lambda: site.job(job, "JobState") == "COMPLETED", lambda: f"completed\n{site.log('lost')}", 300, 2)
+    assert site.job(job, "Restarts") == "1"
+    assert "resume: step" in site.log("lost")
+    assert weights(site.log("lost")) == weights(uninterrupted.stdout)
 
 
 @pytest.mark.parametrize(

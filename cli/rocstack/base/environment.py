@@ -35,7 +35,7 @@ def misspelt(name: str) -> str | None:
 def misspelt_in(text: str) -> Iterator[tuple[int, str]]:
     """Of what a script or a Dockerfile sets by NAME=VALUE: lines (from 1), and why nothing reads what they set."""
     for number, line in enumerate(text.splitlines(), 1):
-        is_comment = line.lstrip().startswith("#") and not line.startswith("#SBATCH")
+        is_comment = line.lstrip().startswith("#") and not line.startswith(("#SBATCH", "#SLURM"))
         for name in () if is_comment else _ASSIGNED.findall(line):
             if why := misspelt(name):
                 yield number, why

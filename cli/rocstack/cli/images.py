@@ -166,7 +166,7 @@ def explain(choice: ExplainOptions) -> Answer:
 
 @command("rocstack export --format squashfs -o worker.sqsh")
 def export(choice: ExportOptions) -> Answer:
-    """Write an image as one squashfs file (enroot, pyxis) or as an OCI layout (podman, skopeo, umoci, Apptainer)."""
+    """Write an image as one squashfs file (enroot, pyxis), an OCI layout (podman, umoci) or a SIF file (Apptainer)."""
     from rocstack.steps import export as steps
 
     done = steps.export(choice, say)

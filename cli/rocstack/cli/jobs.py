@@ -245,7 +245,8 @@ def _show(view: JobView) -> None:
             paragraph(label, text)
     if view.failed:
         failed = view.failed
-        paragraph("failed", f"task {failed.task} on {failed.node} first: {failed.how}; its last lines:")
+        who = f"task {failed.task} on {failed.node} first" if failed.task else f"the script, on {failed.node}"
+        paragraph("failed", f"{who}: {failed.how}; its last lines:")
         for line in failed.lines:
             out.say(f"          {line}")
 

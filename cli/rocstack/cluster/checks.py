@@ -34,6 +34,8 @@ def check(
     named = [(("partitions", name), each.nodes) for name, each in cluster.partitions.items()]
     named += [(("reservations", name), each.nodes) for name, each in cluster.reservations.items()]
     known = workers is not None
+    if not known:  # nobody knows which nodes a group has, and a switch more than one could have them
+        cluster = cluster.model_copy(update={"topology": None})
     if workers is None:
         workers = sorted(
             {name for _, texts in named for text in texts if text != ALL for name in hostlist.expand(text)}

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rocstack.base import document, environment
 from rocstack.base.errors import BadInput, did_you_mean
@@ -17,7 +17,6 @@ from rocstack.base.words import (
     Duration,
     EnvName,
     EnvValue,
-    Hostlist,
     Moment,
     MountText,
     SlurmFlag,
@@ -31,8 +30,8 @@ from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import MOST, Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts, seconds
 from rocstack.cluster.service import ClusterService
+from rocstack.cluster.topology import Nodes, Topology
 from rocstack.container.mount import Mount, parse_mount
-from rocstack.node import hostlist
 
 ROOT = "root"  # the account above all others; Slurm makes it
 NORMAL = "normal"  # the QoS that Slurm makes
@@ -51,19 +50,6 @@ LONGEST_TOKEN, LONGEST_JOB = 90 * 86400, 3650 * 86400  # seconds
 MOMENT = "%Y-%m-%dT%H:%M"
 Limit = Annotated[int, Field(ge=-1, le=MOST)]
 _IMAGES_OWN = ("bin", "boot", "dev", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var")
-
-
-def _hostlists(texts: tuple[str, ...]) -> tuple[str, ...]:
-    for text in texts:
-        hostlist.expand(text)
-    return texts
-
-
-Nodes = Annotated[
-    tuple[Hostlist, ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    AfterValidator(_hostlists),
-]
 
 
 def _off(value: object) -> object:
@@ -184,6 +170,7 @@ class ClusterSettings(Value):
     users: dict[User, Person] = {}
     priorities: Priorities = Priorities()
     reservations: dict[SlurmName, Reservation] = {}  # dedicated capacity
+    topology: Topology | None = None  # of the network; default: all nodes are equally near
     timeouts: Timeouts = Timeouts()
     health: Health = Health()
     slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf
@@ -247,6 +234,8 @@ class ClusterSettings(Value):
         if self.rest.port in (*SLURM_PORTS, self.ship.port, self.ship.port + 1):
             yield ("rest", "port"), f"port {self.rest.port} is Slurm's own, or the registry's"
         yield from self._of_service()
+        for loc, problem in self.topology.problems() if self.topology else ():
+            yield ("topology", *loc), problem
         for name, part in self.partitions.items():
             if (seconds(part.max_time) or 0) > LONGEST_JOB:
                 yield ("partitions", name, "max_time"), f"a job runs for {LONGEST_JOB // 86400}d at most"

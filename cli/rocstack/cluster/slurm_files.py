@@ -1,4 +1,4 @@
-"""slurm.conf, gres.conf, cgroup.conf and slurmdbd.conf. Pure: the same input gives the same bytes."""
+"""slurm.conf, gres.conf, cgroup.conf, slurmdbd.conf and topology.conf. Pure: the same input gives the same bytes."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, did_you_mean
-from rocstack.cluster import cgroup
+from rocstack.cluster import cgroup, topology
 from rocstack.cluster.operation import minutes, seconds
 from rocstack.cluster.settings import LONGEST_TOKEN, SLURMCTLD, SLURMD, SLURMDBD, VERIFY, ClusterSettings, Partition
 from rocstack.cluster.slurm_node import Gres, SlurmNodeConfig
@@ -42,7 +42,7 @@ PORTS = {  # whatever an overlay's blocks say
     "slurmdbd.conf": {"DbdPort": SLURMDBD},
 }
 # Not to be written beside ours.
-_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include")
+_NEVER = ("nodename", "partitionname", "slurmdparameters", "grestypes", "include", "topologyplugin")
 _KEYS = {  # of slurm.conf -> below `cluster:`
     "clustername": "name", "slurmctldhost": "control_address", "slurmctldtimeout": "timeouts.slurmctld",
     "slurmdtimeout": "timeouts.slurmd", "killwait": "timeouts.kill_wait", "inactivelimit": "timeouts.inactive",
@@ -50,7 +50,7 @@ _KEYS = {  # of slurm.conf -> below `cluster:`
     "proctracktype": "cgroup", "taskplugin": "cgroup", "jobacctgathertype": "cgroup", "grestypes": "gres",
     "priorityweightage": "priorities.age", "priorityweightfairshare": "priorities.fairshare",
     "priorityweightqos": "priorities.qos", "priorityweightjobsize": "priorities.size",
-    "priorityweightpartition": "priorities.partition", "partitionname": "partitions",
+    "priorityweightpartition": "priorities.partition", "partitionname": "partitions", "topologyplugin": "topology",
 }  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9._~+/=-]{8,200}")  # a password that slurmdbd.conf can hold
 
@@ -95,8 +95,8 @@ def files(
         overlay: the user's folder, whose slurm/*.j2 override blocks.
 
     Raises:
-        BadInput: a partition names nodes that are not there, `cluster.slurm` a keyword that is ours, cgroups are
-            asked for that a node doesn't allow, or an override is wrong.
+        BadInput: a partition or switch names nodes that are not there, a worker has no switch, `cluster.slurm` a
+            keyword that is ours, cgroups are asked for that a node doesn't allow, or an override is wrong.
     """
     if not _WORD.fullmatch(password):
         raise ValueError("a password that slurmdbd.conf can't hold")
@@ -145,6 +145,8 @@ def files(
         texts |= MPI
     if reads_login:
         texts[REFUSE_LOGIN] = (paths.templates() / "slurm" / REFUSE_LOGIN).read_text(encoding="utf-8")
+    if cluster.topology and workers:
+        texts["topology.conf"] = _topology(cluster.topology, workers, absent, groups or {})
     notes = list(cgroups.notes)
     if absent:
         names = hostlist.fold(sorted(absent, key=hostlist.natural))
@@ -236,6 +238,24 @@ def _partition(
         "DefCpuPerGPU": str(cpus_per_gpu) if cpus_per_gpu else None,
     }
     return {"name": name, "text": " ".join(f"{key}={value}" for key, value in words.items() if value)}
+
+
+def _topology(
+    wanted: topology.Topology,
+    workers: Sequence[SlurmNodeConfig],
+    absent: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+) -> str:
+    every = [*(each.name for each in workers), *absent]
+    loc = ("topology", "switches")
+    named = {
+        name: members(texts, every, groups, (*loc, name))
+        for name, texts in wanted.switches.items()
+        if not wanted.below(name)
+    }
+    found = topology.leaves(wanted, named, every)
+    there = {name: [each for each in own if each not in absent] for name, own in found.items()}
+    return topology.text(wanted, {name: own for name, own in there.items() if own})
 
 
 def _step(key: str) -> str:

@@ -1,9 +1,18 @@
 """Whether a partition has what a job asks for. Pure."""
 
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rocstack.base.errors import BadInput, hinted
-from rocstack.jobs.recipe import JobRequest, Recipe
+from rocstack.jobs import recipe as recipes
+from rocstack.jobs.recipe import JobRequest, Recipe, slurm_time, tasks_of_node
+
+DEGREES = ("tp", "pp", "cp")  # parameters by which ranks share a model
+MOST = 512  # of a degree that is advised
+_TIME = re.compile(r"(?:(\d{1,7})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d\d)")  # days, hours, minutes, seconds
 
 
 @dataclass(frozen=True)
@@ -36,14 +45,68 @@ def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest
     """With all GPUs of the nodes, unless the person says how many.
 
     Raises:
-        BadInput: the partition isn't there, has fewer nodes or no GPUs.
+        BadInput: the partition isn't there, has fewer nodes or no GPUs, or lets no job run so long; no
+            such layout of its ranks is possible.
     """
     pool = asked_for(request, pools)
     asked = (request.nodes or recipe.job.nodes) + request.spare
     if asked > pool.nodes:
         raise BadInput.of("too-many-nodes", asked=asked, partition=pool.name, nodes=pool.nodes)
-    if request.gpus_per_node is not None:
-        return request
-    if recipe.needs_gpus and not pool.gpus:
-        raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
-    return replace(request, gpus_per_node=pool.gpus)
+    time = slurm_time(request.time or recipe.job.time)
+    if time and _seconds(time) > _seconds(pool.limit):
+        raise BadInput.of("too-long", time=time, partition=pool.name, limit=pool.limit)
+    if request.gpus_per_node is None:
+        if recipe.needs_gpus and not pool.gpus:
+            raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
+        request = replace(request, gpus_per_node=pool.gpus)
+    check_layout(recipe, request)
+    return request
+
+
+def check_layout(recipe: Recipe, request: JobRequest) -> None:
+    """Of a recipe that is told how ranks share the model: Megatron would say so on all of them, once the job has begun.
+
+    Raises:
+        BadInput: the degrees don't divide the ranks, or the batch can't be shared out.
+    """
+    given = recipes.values(recipe, request.values)
+    degrees = {name: int(given[name]) for name in DEGREES if given.get(name)}
+    if "pp" not in degrees:
+        return
+    ranks = (request.nodes or recipe.job.nodes) * (request.gpus_per_node or tasks_of_node(recipe, request))
+    if ranks % math.prod(degrees.values()):
+        near = _nearest([min(each, MOST) for each in degrees.values()], ranks)
+        raise BadInput.of(
+            "job-layout", layout=_written(degrees.values(), degrees), ranks=ranks, nearest=_written(near, degrees),
+            words=" ".join(f"--set {name}={value}" for name, value in zip(degrees, near, strict=True)),
+        )  # fmt: skip
+    batch, micro = (int(given.get(name) or 0) for name in ("batch", "micro_batch"))
+    share = ranks // math.prod(degrees.values()) * micro
+    if batch and micro and batch % share:
+        near_batch = max((batch + share // 2) // share, 1) * share
+        copies = ranks // math.prod(degrees.values())
+        raise BadInput.of("job-batch", batch=batch, micro=micro, copies=copies, nearest=near_batch)
+
+
+def _nearest(degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
+    """Degrees that divide the ranks: if possible of the same first one, and then the fewest doublings away."""
+    divisors = [number for number in range(1, min(ranks, MOST) + 1) if ranks % number == 0]
+    every = (each for each in itertools.product(divisors, repeat=len(degrees)) if ranks % math.prod(each) == 0)
+
+    def far(each: tuple[int, ...]) -> tuple[bool, float]:
+        return each[0] != degrees[0], sum(abs(math.log2(one / other)) for one, other in zip(each, degrees, strict=True))
+
+    return min(every, key=far)
+
+
+def _written(values: Iterable[int], names: Iterable[str]) -> str:
+    return ", ".join(f"{name.upper()} {value}" for name, value in zip(names, values, strict=True))
+
+
+def _seconds(text: str) -> float:
+    """Of a time as Slurm writes it; endless where it says no number."""
+    found = _TIME.fullmatch(text)
+    if not found:
+        return math.inf
+    days, hours, minutes, seconds = (int(each or 0) for each in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,7 +1,6 @@
 """A recipe says how a kind of job is run: its parameters in the head (YAML), the commands below. With a request it
 makes a batch script, the same one for the same input. Pure but for reading the files."""
 
-import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ BASE = "_job"  # what all scripts have in common
 ParameterName = Annotated[str, word(r"[a-z][a-z0-9_]{0,30}", "a parameter's name (small letters, digits and _)")]
 Kind = Literal["text", "path", "integer", "number", "switch", "words"]
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+MOST = 1 << 62
 _PATH = re.compile(r"[^\x00-\x1f\x7f]{1,4000}")
 _SLURM = (r"[a-z0-9_][a-z0-9_.-]{0,62}", "a name (small letters, digits and _.-)")
 _WORDS = {
@@ -66,8 +66,8 @@ class Parameter(Value):
                 number = int(given) if self.type == "integer" else float(given)
             except ValueError:
                 raise ValueError(f"'{given}' is no {'whole number' if self.type == 'integer' else 'number'}") from None
-            if not math.isfinite(number):
-                raise ValueError(f"{given} is no number to count with")
+            if not abs(number) < MOST:  # not a number, either
+                raise ValueError(f"{given:.40} is no number to count with")
             if self.least is not None and number < self.least:
                 raise ValueError(f"{given} is less than {self.least:g}")
             return number

@@ -28,6 +28,8 @@ _FAILED = re.compile(
     r"^(?:\d+: )?srun: error: (?P<node>[\w.,\[\]-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>[A-Z][\w ()]+)$",
     re.MULTILINE,
 )
+# By recipes/_job.sbatch.j2. Runs of one job write to one log.
+_AGAIN = re.compile(r"^rocstack: the job begins again$", re.MULTILINE)
 # At each end of a step in a container that may not write the host's cgroups (version 1): nothing of it failed.
 _NOISE = re.compile(
     r"slurmstepd\S*: error: (common_file_write_uints: unable to open '/sys/fs/cgroup/|Unable to move pid)"
@@ -106,7 +108,8 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class FailedTask:
-    """The first task of a job that ended badly, by srun's words, and what it wrote last."""
+    """The first task of a job that ended badly, by srun's words, and what it wrote last. Without a task's number it is
+    the batch script itself."""
 
     node: str
     task: str
@@ -183,15 +186,29 @@ def record(output: str) -> JobRecord | None:
 
 
 def failed_task(log: str) -> FailedTask | None:
-    """By srun's first complaint about a task. The last lines are those of that task where the job labels them."""
+    """By srun's first complaint about a task, in the job's last run. The last lines are those of that task where the
+    job labels them."""
+    log = _AGAIN.split(log)[-1]
     if not (found := _FAILED.search(log)):
         return None
     task = re.match(r"\d+", found["tasks"])
     number = task[0] if task else ""
     before, after = log[: found.start()].splitlines(), log[found.end() :].splitlines()
     # srun may hear of a quick end before it hears what the task wrote.
-    lines = _of_task(number, before) or _of_task(number, after) or before
+    lines = _of_task(number, before) or _of_task(number, after) or _said(before)
     return FailedTask(found["node"], number, found["how"], tuple(lines[-LAST:]))
+
+
+def failed_script(log: str, record: JobRecord) -> FailedTask | None:
+    """Of a script that failed before it had a task, or behind it: what the job's last run wrote last."""
+    lines = _said(_AGAIN.split(log)[-1].splitlines())
+    if record.state != "FAILED" or not lines:
+        return None
+    return FailedTask(record.first_node, "", f"Exited with exit code {record.exit_code}", tuple(lines[-LAST:]))
+
+
+def _said(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip() and not _NOISE.match(line)]
 
 
 def _of_task(number: str, lines: list[str]) -> list[str]:

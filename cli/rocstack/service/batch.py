@@ -1,4 +1,4 @@
-"""A batch script's head as the description that slurmrestd takes: it reads no #SBATCH lines itself. Pure."""
+"""A batch script's head as the description that slurmrestd takes: it reads no #SBATCH or #SLURM lines itself. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,7 +8,8 @@ from rocstack.base.errors import hinted
 from rocstack.service.failures import RequestRefused
 
 Fields = dict[str, Any]
-_LINE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:=(.*?))?\s*")
+_MARKS = ("#SBATCH", "#SLURM")  # sbatch reads both
+_LINE = re.compile(r"#S(?:BATCH|LURM)\s+--([a-z-]+)(?:=(.*?))?\s*")
 _UNITS = {"": 1, "K": 1 / 1024, "M": 1, "G": 1024, "T": 1 << 20}
 
 
@@ -27,10 +28,10 @@ def description(script: str, more: Mapping[str, Any]) -> Fields:
     for line in script.splitlines()[1:]:
         if line.strip() and not line.startswith("#"):
             break  # as sbatch: below the first command they count for nothing
-        if not line.startswith("#SBATCH"):
+        if not line.startswith(_MARKS):
             continue
         match = _LINE.fullmatch(line)
-        option, value = (match[1], match[2] or "") if match else (line.removeprefix("#SBATCH").strip(), "")
+        option, value = (match[1], match[2] or "") if match else (line.partition(" ")[2].strip(), "")
         if option not in _OPTIONS:
             raise RequestRefused.of("unknown-sbatch", option=option[:80], hint=hinted(option, _OPTIONS))
         try:

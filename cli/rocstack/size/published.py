@@ -11,7 +11,7 @@ from rocstack.base import document, paths
 from rocstack.base.words import Line, Name, Value
 from rocstack.size import hardware, models
 from rocstack.size.layout import GpuLayout
-from rocstack.size.speed import speed
+from rocstack.size.speed import Speed, speed
 
 
 class PublishedRun(Value):
@@ -59,10 +59,11 @@ def load() -> dict[str, PublishedRun]:
     return {name: doc.part(name).validate(PublishedRun) for name in doc.data}
 
 
-def compare(name: str, run: PublishedRun) -> Compared:
+def compare(name: str, run: PublishedRun, known: Speed | None = None) -> Compared:
+    """Beside the formula's speed, or one that is known by other means."""
     shape, _ = models.find(run.model)
     layout = run.degrees
-    found = speed(shape, layout, run.sequence, hardware.find(run.gpu))
+    found = known or speed(shape, layout, run.sequence, hardware.find(run.gpu))
     assert found is not None, "the runs are of GPUs whose rates are known"
     # Half of the scores are masked; who counts them all has more FLOPs of the same step.
     more = 3 * shape.attention_flops(run.sequence) if run.attention == "full" else 0.0

@@ -27,10 +27,11 @@ from rocstack.stack.component import ROLES
 from rocstack.steps.job_options import ExportOptions
 from rocstack.steps.options import Note, ignore, settings
 
-SQUASHFS, OCI = "squashfs", "oci"
-FORMATS = (SQUASHFS, OCI)
-SUFFIXES = {SQUASHFS: ".sqsh", OCI: ""}
+SQUASHFS, OCI, SIF = "squashfs", "oci", "sif"
+FORMATS = (SQUASHFS, OCI, SIF)
+SUFFIXES = {SQUASHFS: ".sqsh", OCI: "", SIF: ".sif"}
 PACK = "mksquashfs"
+BUILDERS = ("apptainer", "singularity")
 FLAGS = (
     "-tar",
     "-noappend",
@@ -61,12 +62,12 @@ class Exported:
 
 
 def export(options: ExportOptions = ExportOptions(), note: Note = ignore) -> Exported:
-    """Writes an image of this machine's engine as a squashfs file or an OCI layout.
+    """Writes an image of this machine's engine as a squashfs file, an OCI layout, or by Apptainer as a SIF file.
 
     Raises:
         BadInput: no such role or format; something is there already, or no file can be made there; no such image.
-        Missing: no engine; no mksquashfs; too little room.
-        CheckFailed: the engine can't give the image.
+        Missing: no engine; no mksquashfs or Apptainer; too little room.
+        CheckFailed: the engine can't give the image, or Apptainer fails.
     """
     chosen = with_built_stack(settings(options))
     if options.role not in ROLES:
@@ -81,13 +82,15 @@ def export(options: ExportOptions = ExportOptions(), note: Note = ignore) -> Exp
         raise BadInput.of("no-parent", folder=path.parent)
     if options.format == SQUASHFS and not shutil.which(PACK):
         raise Missing.of("no-mksquashfs")
+    if options.format == SIF and not any(map(shutil.which, BUILDERS)):
+        raise Missing.of("no-apptainer")
     client = engine.connect()
     if options.image is None and engine.find_image(client, reference) is None:
         raise Missing.of("not-built-here", reference=reference, stack=chosen.stack, nic=chosen.nic)
     note(f"writing {reference} to {path}")
     try:
         with LocalImage.find(client, reference) as image:
-            write = _squashfs if options.format == SQUASHFS else _layout
+            write = {SQUASHFS: _squashfs, OCI: _layout, SIF: _sif}[options.format]
             return write(client, image, reference, path, note)
     except OSError as error:
         raise Missing.of("export-unwritable", path=path, why=error.strerror or error) from None
@@ -143,3 +146,19 @@ def _layout(client: DockerClient, image: LocalImage, reference: str, path: Path,
         size = sum(each.stat().st_size for each in own.rglob("*") if each.is_file())
         own.rename(path)
     return Exported(reference, OCI, path, size, content)
+
+
+def _sif(client: DockerClient, image: LocalImage, reference: str, path: Path, note: Note) -> Exported:
+    files.sweep(path)
+    builder = next(filter(shutil.which, BUILDERS))
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=files.prefix(path)) as folder:
+        content = write_layout(image, Path(folder) / "layout", None, note)
+        line = [builder, "build", path.name, "oci:layout:latest"]  # a path of its own may have a colon
+        done = subprocess.run(line, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        made = Path(folder) / path.name
+        if done.returncode or not made.is_file():
+            why = last_line(done.stderr.decode(errors="replace")) or f"{builder} ended with {done.returncode}"
+            raise CheckFailed.of("sif-failed", reference=reference, path=path, builder=builder, why=why)
+        size = made.stat().st_size
+        made.rename(path)
+    return Exported(reference, SIF, path, size, content)

@@ -32,7 +32,11 @@ class ExportOptions:
     stack: Stack = None
     nic: Nic = None
     format: Annotated[
-        str, Flag("squashfs: a file for enroot and pyxis; oci: a folder for podman, skopeo, umoci and Apptainer.")
+        str,
+        Flag(
+            "squashfs: a file for enroot and pyxis; oci: a folder for podman, skopeo, umoci and `srun --container`; "
+            "sif: a file for Apptainer, which writes it."
+        ),
     ] = "squashfs"
     out: Annotated[Path | None, Flag("File or folder to make; default: the image's name.", ("-o", "--out"))] = None
 

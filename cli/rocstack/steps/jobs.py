@@ -13,7 +13,7 @@ from rocstack.base.text import count, visible
 from rocstack.cluster.settings import LONGEST_TOKEN
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote, slurm
-from rocstack.jobs.pools import asked_for, fitted
+from rocstack.jobs.pools import asked_for, check_layout, fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import FailedTask, Job, JobRecord
@@ -52,7 +52,7 @@ class PrintedScript:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job and, where it failed, the first task that did."""
+    """A job and, where it failed, the first task that did, or the script itself."""
 
     record: JobRecord
     failed: FailedTask | None = None
@@ -105,6 +105,8 @@ def print_script(name: str, options: SubmitOptions = SubmitOptions(), arguments:
     overlay = chosen.overlay_folder()
     recipe, asked = recipes.find(name, overlay), _request(options, arguments)
     plain = recipes.script(recipe, asked, overlay)
+    if asked.gpus_per_node:
+        check_layout(recipe, asked)
     if not job_size.model_of(recipe, asked):
         return PrintedScript(plain)
     nodes = f"{count(recipe.job.nodes, 'node')}, as the recipe has it"
@@ -202,7 +204,8 @@ def view(control: SlurmControl, job: str) -> JobView:
     if not record.over or record.ok:
         return JobView(record)
     try:
-        return JobView(record, slurm.failed_task(control.log(record).end()))
+        log = control.log(record).end()
+        return JobView(record, slurm.failed_task(log) or slurm.failed_script(log, record))
     except (BadInput, CheckFailed):  # it failed before it had a log, or its node is gone
         return JobView(record)
 

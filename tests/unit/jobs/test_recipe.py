@@ -1,8 +1,10 @@
 """Recipes: what is given becomes words of a shell, and nothing else; wrong input is refused with the right name."""
 
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,7 @@ def test_launchers_are_those_of_the_virtual_environment(name: str) -> None:
 def options(text: str) -> dict[str, str]:
     """Of the lines that sbatch reads."""
     words = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert all(word[0].isalpha() for word in words)
     return {word.partition("=")[0]: word.partition("=")[2] for word in words}
 
 
@@ -91,6 +94,39 @@ def test_every_recipe_renders_to_a_script_that_shellcheck_accepts(name: str, tmp
         file.write_text(script(name, **more))
         done = subprocess.run([SHELLCHECK, str(file)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+# What ROCm/spur's sbatch and srun know, too (crates/spur-cli of 2026-08): they refuse all else, and read no #SLURM.
+SHARED = {
+    "sbatch": {
+        *("job-name", "chdir", "output", "open-mode", "nodes", "ntasks-per-node", "gpus-per-node", "exclusive", "mem"),
+        *("time", "partition", "account", "qos", "requeue"),
+    },
+    "srun": {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "label", "mpi", "exclude"},
+}
+OWN_SLURM = {"signal", "no-requeue"}
+
+
+def srun_options(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        own = re.match(r"\s*srun\+?=\((.*)\)$", line)
+        words = own[1] if own else line.partition('"${srun[@]}"')[2]
+        for word in words.split():
+            if not own and not word.startswith("-"):
+                break  # the program
+            if word.startswith("--"):
+                yield word[2:].partition("=")[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_options_of_both_schedulers(name: str) -> None:
+    full = {"nodes": 4, "gpus_per_node": 8, "preflight": True, "time": "12h", "partition": "a", "account": "b"}
+    for more in ({}, full | {"qos": "c", "folder": "/d"}):
+        text = script(name, **more)
+        assert set(options(text)) <= SHARED["sbatch"]
+        assert {word.split("=")[0] for word in re.findall(r"^#SLURM --(.*)", text, re.MULTILINE)} <= OWN_SLURM
+        assert set(srun_options(text)) <= SHARED["srun"]
+        assert "mpirun" not in text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -174,6 +210,7 @@ def test_the_trainer_gets_its_settings(tmp_path: Path) -> None:
         ("trainer", {"values": {"stps": "3"}}, "unknown-parameter", "did you mean 'steps'?"),
         ("trainer", {"values": {"steps": "0"}}, "bad-parameter", "less than 1"),
         ("trainer", {"values": {"steps": "x"}}, "bad-parameter", "no whole number"),
+        ("trainer", {"values": {"steps": "9" * 400}}, "bad-parameter", "no number to count with"),
         ("trainer", {"values": {"data": "a\nb"}}, "bad-parameter", "control characters"),
         ("finetune", {"values": {}}, "missing-parameter", "needs model"),
         ("finetune", {"values": GIVEN["finetune"] | {"layout": "paked"}}, "bad-parameter", "did you mean 'packed'"),

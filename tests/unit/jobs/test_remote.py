@@ -13,11 +13,14 @@ from rocstack.cluster.settings import Person
 from rocstack.deploy.read import inventory as inventories
 from rocstack.edge import ssh
 from rocstack.edge.ssh import SshHost
+from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote
 from rocstack.jobs.pools import Pool, fitted
 from rocstack.jobs.recipe import JobRequest, Layout, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import JobRecord
+from rocstack.size import models
+from rocstack.size.layout import GpuLayout, problem
 from rocstack.steps.job_options import TokenOptions
 from rocstack.steps.jobs import EVERY_S, SELDOM_S, pieces, token
 
@@ -145,12 +148,63 @@ def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_how_many() -> None:
         (JobRequest(nodes=4, preflight=True, spare=1), "too-many-nodes"),
         (JobRequest(partition="cpu", nodes=1), "no-gpus-there"),
         (JobRequest(partition="trian"), "unknown-partition"),
+        (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="2m"), "too-long"),
+        (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="infinite"), "too-long"),
     ],
 )
 def test_what_the_partition_does_not_have(request_: JobRequest, code: str) -> None:
     with pytest.raises(BadInput) as caught:
         fitted(RECIPE, request_, POOLS)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("limit", "longest"),
+    [("30:00", "30m"), ("1:00:00", "1h"), ("1-12:00:00", "36h"), ("infinite", "infinite"), ("", "infinite")],
+)
+def test_the_time_of_a_partition(limit: str, longest: str) -> None:
+    """As sinfo writes it; the service doesn't know it of every one."""
+    pools = [Pool("train", 2, limit, 8, True)]
+    assert fitted(RECIPE, JobRequest(time=longest), pools)
+    assert fitted(RECIPE, JobRequest(), pools), "the partition's own"
+    if longest != "infinite":
+        with pytest.raises(BadInput):
+            fitted(RECIPE, JobRequest(time=f"{int(longest[:-1]) + 1}{longest[-1]}"), pools)
+
+
+MEGATRON = {"folder": "/m", "config": "/z.json"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "says"),
+    [
+        (768, {}, ""),
+        (48, {}, ""),
+        (4, {"tp": "8", "pp": "8"}, "--set tp=8 --set pp=4,"),
+        (3, {"tp": "8", "pp": "2", "batch": "3"}, "--set tp=8 --set pp=3,"),
+        (3, {"tp": "3", "pp": "2", "batch": "9"}, "--set batch=8,"),
+        (768, {"batch": "700"}, "--set batch=672,"),
+        (768, {"batch": "768", "micro_batch": "16"}, "--set batch=1536,"),
+        (4, {"tp": "9" * 18}, "--set pp=8,"),
+    ],
+)
+def test_the_layout_of_a_job_is_possible(nodes: int, more: dict[str, str], says: str) -> None:
+    """LUMI's text: 6,144 ranks at TP 8 and PP 8 share its batch of 768 in 8 micro-batches, so they are 96 copies."""
+    asked = JobRequest(nodes=nodes, values=MEGATRON | more, arguments=("--num-layers", "80"))
+    pools = [Pool("standard-g", 1024, "infinite", 8, True, "mi250x")]
+    recipe = recipes.find("megatron-deepspeed")
+    if says:
+        with pytest.raises(BadInput, match=r"can't be shared out|no layout of") as caught:
+            fitted(recipe, asked, pools)
+        assert (caught.value.code, says in f"{caught.value.next_step},") == ("impossible-layout", True)
+        return
+    text = recipes.script(recipe, fitted(recipe, asked, pools))
+    assert f"srun=(--nodes={nodes} --ntasks-per-node=8 " in text
+    words = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 8"
+    assert words in text
+    shape, model = models.named("lumi-140b")
+    plan = GpuLayout(tp=8, pp=8, dp=nodes * 8 // 64, accumulate=768 // (nodes * 8 // 64))
+    assert problem(shape, plan, nodes * 8) is None, model.name
 
 
 def test_the_marks_of_two_questions_about_the_queue_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What Slurm says of jobs, in forms recorded on two virtual nodes with Slurm 24.11."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,29 @@ def test_the_first_task_that_failed_and_its_last_lines() -> None:
     assert failed.lines == ("Traceback (most recent call last):", "ValueError: no")
 
 
+def test_of_a_job_that_began_again_its_last_run_counts() -> None:
+    again = "rocstack: the job begins again\n"
+    failed = slurm.failed_task(f"{LOG}{again}0: other\nsrun: error: n1: task 0: Exited with exit code 5\n")
+    assert failed
+    assert (failed.node, failed.how, failed.lines) == ("n1", "Exited with exit code 5", ("other",))
+    assert slurm.failed_task(f"{LOG}{again}0: other\n") is None
+    assert slurm.failed_task(f"0: {again}{LOG}") == slurm.failed_task(LOG), "a task wrote it"
+
+
+def test_of_a_script_that_failed_by_itself_its_last_lines() -> None:
+    record = slurm.record((DATA / "sacct-completed.json").read_text())
+    assert record
+    record = replace(record, state="FAILED", exit_code=127, where="n[2-3]")
+    noise = "slurmstepd-n2: error: Unable to move pid 275 to root cgroup"
+    log = f"old\nrocstack: the job begins again\n{noise}\n/x: not found\n"
+    failed = slurm.failed_script(log, record)
+    assert failed
+    assert (failed.node, failed.task, failed.how) == ("n2", "", "Exited with exit code 127")
+    assert failed.lines == ("/x: not found",)
+    assert slurm.failed_script(log, replace(record, state="TIMEOUT")) is None
+    assert slurm.failed_script("", record) is None
+
+
 def test_what_a_task_wrote_may_come_after_its_end() -> None:
     failed = slurm.failed_task("srun: error: n2: task 1: Exited with exit code 3\n1: the reason\n0: step=2\n")
     assert failed
@@ -167,7 +191,8 @@ def test_what_a_task_wrote_may_come_after_its_end() -> None:
     ],
 )
 def test_forms_of_a_failed_task(line: str, how: str) -> None:
-    failed = slurm.failed_task(f"something\n{line}\n")
+    noise = "slurmstepd-n2: error: Unable to move pid 275 to root cgroup"
+    failed = slurm.failed_task(f"\nsomething\n{noise}\n{line}\n")
     assert failed
     assert failed.how == how
     assert failed.lines == ("something",)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_run import Cli
 
-from rocstack.size import models
+from rocstack.size import compiled, models
+from rocstack.size.compiled import Compiled
+from rocstack.size.sizing import Sized
+from rocstack.steps import size_compile
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/sizing.md").read_text(encoding="utf-8")
@@ -61,6 +65,27 @@ def test_nothing_is_wider_than_a_terminal(cli: Cli) -> None:
 
 
 def test_the_tables_are_those_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "bench/sizing/__main__.py"))["main"]()
+    runpy.run_path(str(ROOT / "bench/sizing/__main__.py"))["main"]([])
     for table in capsys.readouterr().out.rstrip("\n").split("\n\n"):
         assert table in PAGE
+
+
+def test_lumis_table_by_the_compiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last the recorded answer without chunks, which sums up gradients for each micro-batch."""
+    asked: list[tuple[int, int]] = []
+
+    def answer(sized: Sized, image: str | None) -> Compiled:
+        asked.append((sized.layout.gpus, sized.layout.accumulate))
+        if sized.layout.gpus < 6144:
+            return compiled.unread("not recorded", sized, "flash")
+        raw = (Path(__file__).parents[1] / "data/size/lumi-140b-6144.json").read_bytes()
+        return compiled.read(raw, replace(sized, layout=replace(sized.layout, interleave=1)), "flash")
+
+    monkeypatch.setattr(size_compile, "compile", answer)
+    runpy.run_path(str(ROOT / "bench/sizing/__main__.py"))["main"](["--compile"])
+    rows = capsys.readouterr().out.rstrip("\n").split("\n\n")[2].splitlines()
+    assert asked == [(384 * times, count) for times in (1, 2, 4, 8, 16) for count in (128 // times, 8)]
+    assert rows[2] == "| 48 | 161.2 | 142 to 174 | refused | 109 to 136 | refused |"
+    assert rows[-1].startswith("| 768 | 129 (80 % of it) | 106 to 132 | ")
+    slow, fast = (float(each) for each in rows[-1].split("|")[4].split(" to "))
+    assert 0 < slow <= fast < 132

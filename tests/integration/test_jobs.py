@@ -215,6 +215,19 @@ def test_a_user_makes_no_token_that_lasts_for_years(deployed: DeployedCluster) -
     assert "SLURM_JWT=" not in ask(1_000_000_000)
 
 
+def test_a_job_goes_on_where_slurmd_is_ended(deployed: DeployedCluster) -> None:
+    """As a damaged message does it."""
+    before = deployed.ssh("n2", STARTED)
+    command = "sleep 10; hostname"
+    job = queued(deployed, "mine", "--nodes", "2", "--", "sh", "-c", command)
+    until(lambda: deployed.state(job) == "RUNNING", 60)
+    deployed.ssh("n2", "docker exec rocstack-worker pkill -SEGV -x slurmd")
+    until(lambda: deployed.state(job) != "RUNNING", 90)
+    assert deployed.state(job) == "COMPLETED", deployed.workspace.run("job", "logs", job).out
+    assert before == deployed.ssh("n2", STARTED)
+    deployed.idle()
+
+
 TAKE = """
 import socket
 for port in range(297, 301):

@@ -8,6 +8,8 @@ document.addEventListener("submit", (event) => {
   else form.dataset.sent = Date.now()
 }, true)
 
+const SILENT = "The service doesn't answer. Send it once more when it does."
+
 // A form that may be refused doesn't leave its page for that: nothing has to be sent again to come back to it.
 document.addEventListener("submit", async (event) => {
   const form = event.target, button = form.querySelector("button")
@@ -18,15 +20,17 @@ document.addEventListener("submit", async (event) => {
   button.textContent = form.dataset.stay
   try {
     const body = form.enctype === "multipart/form-data" ? given : new URLSearchParams(given)
-    const answer = await fetch(form.action, { method: "post", body, redirect: "follow" })
+    const headers = { Accept: "text/html" } // a page says why, also where no form was read
+    const answer = await fetch(form.action, { method: "post", body, headers, redirect: "follow" })
     if (answer.redirected) { location.assign(answer.url); return }
     if (answer.status === 401) { again("You are signed out. Sign in in another tab, then send it once more."); return }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html"), main = page.querySelector("main")
+    const alert = page.querySelector("main [role=alert]")
+    if (!page.querySelector("main form[data-stay]")) { again(alert ? alert.textContent : SILENT); return }
     document.querySelector("main").replaceWith(main)
     if (window.htmx) htmx.process(main)
-    const alert = main.querySelector("[role=alert]")
     if (alert) { alert.tabIndex = -1; alert.focus() }
-  } catch { again("The service doesn't answer. Send it once more when it does.") }
+  } catch { again(SILENT) }
 
   function again(why) {
     old(why)

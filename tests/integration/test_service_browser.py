@@ -124,6 +124,20 @@ def test_whose_session_is_over_keeps_the_form(page: Page, site: PageSite) -> Non
     assert heading(page).startswith("mine")
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [('{"error": {"message": "of a proxy"}}', "doesn't answer"), ('<main><p role="alert">Later.</p></main>', "Later.")],
+)
+def test_an_answer_without_a_form_keeps_what_was_written(page: Page, site: PageSite, body: str, says: str) -> None:
+    page.go(f"{site.url}/new/mine")
+    page.write("[name=words]", "python3 train.py")
+    page.value(f"fetch = async () => new Response(`{body}`, {{status: 503}})")
+    page.click("form[data-stay] button")
+    assert says in page.until("document.querySelector('#old').textContent")
+    assert page.value("document.querySelector('[name=words]').value") == "python3 train.py"
+    assert not page.value("document.querySelector('form[data-stay] button').disabled")
+
+
 def test_a_job_by_keyboard_alone(page: Page, site: PageSite) -> None:
     page.go(f"{site.url}/new/mine")
     page.press(*TAB)

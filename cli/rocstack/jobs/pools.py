@@ -69,8 +69,10 @@ def check_layout(recipe: Recipe, request: JobRequest) -> None:
     Raises:
         BadInput: the degrees don't divide the ranks, or the batch can't be shared out.
     """
-    given = recipes.values(recipe, request.values)
-    degrees = {name: int(given[name]) for name in DEGREES if given.get(name)}
+    # A site's own recipe may mean another thing by these words.
+    every = recipes.values(recipe, request.values).items()
+    given = {name: each for name, each in every if type(each) is int and each > 0}
+    degrees = {name: given[name] for name in DEGREES if name in given}
     if "pp" not in degrees:
         return
     ranks = (request.nodes or recipe.job.nodes) * (request.gpus_per_node or tasks_of_node(recipe, request))
@@ -80,11 +82,11 @@ def check_layout(recipe: Recipe, request: JobRequest) -> None:
             "job-layout", layout=_written(degrees.values(), degrees), ranks=ranks, nearest=_written(near, degrees),
             words=" ".join(f"--set {name}={value}" for name, value in zip(degrees, near, strict=True)),
         )  # fmt: skip
-    batch, micro = (int(given.get(name) or 0) for name in ("batch", "micro_batch"))
-    share = ranks // math.prod(degrees.values()) * micro
+    batch, micro = (given.get(name, 0) for name in ("batch", "micro_batch"))
+    copies = ranks // math.prod(degrees.values())
+    share = copies * micro
     if batch and micro and batch % share:
         near_batch = max((batch + share // 2) // share, 1) * share
-        copies = ranks // math.prod(degrees.values())
         raise BadInput.of("job-batch", batch=batch, micro=micro, copies=copies, nearest=near_batch)
 
 

@@ -6,6 +6,7 @@ import re
 import ssl
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ from rocstack.serve.registry import MOST, NAME, OpenAdapter, Registered
 from rocstack.serve.settings import RepositorySource
 
 TIMEOUT = httpx.Timeout(30, connect=5)
+REST_S = 5.0  # that nobody asks one that didn't answer: requests for what is loaded would wait for it
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"  # of a file
 PAGE, LONGEST = 10_000, 16 << 20  # tags that are asked for at once; bytes of an answer
 PAGES = MOST // 100
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _WORD = re.compile(r'(\w+)="([^"]*)"')
+# Addresses that a registry names may be none.
+_FAILED = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class AdapterRepository:
         )
         self._token, self._names, self._stamps = "", frozenset[str](), dict[str, str]()
         self._lock = threading.Lock()
+        self._why, self._until = "", 0.0  # it didn't answer
 
     @property
     def names(self) -> frozenset[str]:
@@ -91,7 +96,10 @@ class AdapterRepository:
             names |= {each for each in listed if isinstance(each, str) and NAME.fullmatch(each)}
             if not (following := answer.links.get("next", {}).get("url")) or len(names) > MOST:
                 break
-            url = urljoin(str(answer.url), following)
+            try:
+                url = urljoin(str(answer.url), following)
+            except ValueError:
+                url = ""
             if not url.startswith(f"{self._host}/v2/{self._path}/tags/list"):
                 raise CheckFailed.of("repository-away", why="its list goes on elsewhere")
         self._names = frozenset(names)
@@ -163,9 +171,11 @@ class AdapterRepository:
                     if done > blob.size:
                         break
                     to.write(piece)
-        except httpx.HTTPError as error:
-            raise CheckFailed.of("repository-away", why=type(error).__name__) from None
-        to.seek(0)
+            to.seek(0)
+        except _FAILED as error:
+            raise self._away(error) from None
+        except OSError as error:
+            raise CheckFailed.of("adapter-not-copied", folder=tempfile.gettempdir(), why=error.strerror) from None
         if done != blob.size or f"sha256:{digest.hexdigest()}" != blob.digest:
             raise BadInput.of("adapter-unread", file=name, why="what came is not what its digest says")
 
@@ -174,6 +184,8 @@ class AdapterRepository:
         Raises:
             CheckFailed: neither 200 nor 404, no answer, or one without end.
         """
+        if time.monotonic() < self._until:
+            raise CheckFailed.of("repository-away", why=self._why)
         head = {"Accept": accept, "Accept-Encoding": "identity"}
         try:
             for last in (False, True):
@@ -183,9 +195,13 @@ class AdapterRepository:
                     if answer.status_code not in (200, 404):
                         raise CheckFailed.of("repository-away", why=f"HTTP {answer.status_code}")
                     return answer, _bounded(answer)
-        except httpx.HTTPError as error:
-            raise CheckFailed.of("repository-away", why=type(error).__name__) from None
+        except _FAILED as error:
+            raise self._away(error) from None
         raise AssertionError("unreachable")
+
+    def _away(self, error: Exception) -> CheckFailed:
+        self._why, self._until = type(error).__name__, time.monotonic() + REST_S
+        return CheckFailed.of("repository-away", why=self._why)
 
     def _signed(self, head: Mapping[str, str] | None = None) -> dict[str, Any]:
         if self._token:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -55,6 +56,8 @@ def plan_serve(
     shared, users = ([_folder(each) for each in folders] for folders in (options.adapters, options.user_adapters))
     secrets = (options.tokens, options.certificate, options.key, options.people_ca)
     tokens, certificate, key, people_ca = (_file(each) for each in secrets)
+    if options.repository_login and len({urlsplit(each).netloc for each in options.repository}) > 1:
+        raise BadInput.of("no-combination", why="--repository-login goes to one registry: name repositories of one")
     login, registry_ca = _file(options.repository_login), _file(options.repository_ca)
     name = options.name or model.name
     document = {

@@ -49,6 +49,9 @@ def test_a_registry_of_adapters(cli: Cli, model: Path, tmp_path: Path) -> None:
     assert said["settings"]["repositories"] == [known]
     assert f"--volume={login}:{login}:ro" in said["args"]
     assert "secret" not in ran.out
+    ran = cli("serve", "tiny", *words, "--repository", "https://example.org/adapters", "--nic", "tcp")
+    assert ran.code == 2, "its password is for one registry"
+    assert "--repository-login goes to one registry" in ran.out + ran.err
 
 
 def test_on_this_machine(cli: Cli, model: Path) -> None:

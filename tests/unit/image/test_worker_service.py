@@ -35,6 +35,15 @@ def test_slurmd_that_a_signal_ended_starts_again_beside_its_jobs(tmp_path: Path)
     assert (tmp_path / "runs").read_text() == 3 * "run\n"
 
 
+@pytest.mark.parametrize(("sent", "runs", "code"), [("TERM", 1, 139), ("HUP", 3, 5)])
+def test_a_signal_that_comes_while_slurmd_is_away(tmp_path: Path, sent: str, runs: int, code: int) -> None:
+    """A stop of the container starts it no more, and nothing else ends the container, with its jobs."""
+    (tmp_path / "slurmd").write_text(DIES.format(place=tmp_path))
+    text = f"{WORKER}\nsleep() {{ kill -{sent} $$; }}\nserve bash {tmp_path}/slurmd\n"
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+    assert ((tmp_path / "runs").read_text(), done.returncode) == (runs * "run\n", code), done.stderr
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_signals_go_to_slurmd_and_the_stop_of_the_container_is_its_end(tmp_path: Path, early: bool) -> None:
     """One that has no handler yet ends by the signal, and doesn't start again."""

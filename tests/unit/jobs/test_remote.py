@@ -16,7 +16,7 @@ from rocstack.edge.ssh import SshHost
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs import remote
 from rocstack.jobs.pools import Pool, fitted
-from rocstack.jobs.recipe import JobRequest, Layout, Recipe
+from rocstack.jobs.recipe import JobRequest, Layout, Parameter, Recipe
 from rocstack.jobs.remote import SlurmControl
 from rocstack.jobs.slurm import JobRecord
 from rocstack.size import models
@@ -173,6 +173,12 @@ def test_the_time_of_a_partition(limit: str, longest: str) -> None:
 
 
 MEGATRON = {"folder": "/m", "config": "/z.json"}
+
+
+@pytest.mark.parametrize("kind", [{"type": "text", "default": "auto"}, {"type": "integer", "default": -1}])
+def test_a_sites_own_recipe_may_mean_another_thing_by_pp(kind: dict[str, Any]) -> None:
+    parameters = {name: Parameter(about="mine", **kind) for name in ("pp", "tp", "batch", "micro_batch")}
+    assert fitted(RECIPE.model_copy(update={"parameters": parameters}), JobRequest(), [Pool("cpu", 3, "", 8, True)])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,45 @@ def test_while_it_is_away_what_was_seen_goes_on(store: Store, tmp_path: Path) ->
         pass
     with pytest.raises(CheckFailed, match="doesn't answer"):
         here.stamp(one(store))
+
+
+def test_one_that_is_silent_is_waited_for_once(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_repository, "REST_S", 3600.0)
+    pushed(store, tmp_path, "poet")
+    here = repository(store)
+    stamp = here.stamp(one(store))
+    store.faults.append(lambda handler: handler.hang_up() or True)
+    assert here.stamp(one(store)) == stamp
+    asked = len(store.requests)
+    assert [here.stamp(one(store)) for _ in range(3)] == [stamp] * 3
+    assert len(store.requests) == asked, "nobody asks"
+    store.faults.clear()
+    here._until = 0.0
+    assert here.rescan() == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (401, {"WWW_Authenticate": 'Bearer realm="https://a\tb/"'}),
+        (401, {"WWW_Authenticate": f'Bearer realm="https://{"a" * 70}.example/"'}),
+        (200, {"Link": '<http://[>; rel="next"'}),
+        (307, {"Location": "http://["}),
+    ],
+)
+def test_an_address_that_is_none(store: Store, answer: tuple[int, dict[str, str]]) -> None:
+    code, headers = answer
+    store.faults.append(lambda handler: handler.answer(code, b'{"tags": []}', **headers) or True)
+    with pytest.raises(CheckFailed, match="doesn't answer as it should"):
+        repository(store).rescan()
+
+
+def test_a_disk_without_room(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed(store, tmp_path, "poet")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0))
+    with pytest.raises(CheckFailed) as refused:
+        read(repository(store), one(store))
+    assert refused.value.code == "adapter-not-copied"
 
 
 def test_an_adapter_is_checked_as_one_of_a_folder(store: Store, tmp_path: Path) -> None:

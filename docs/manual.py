@@ -71,7 +71,9 @@ def of_command(command: ManCommand, neighbours: Iterable[str], parts: Iterable[M
     )
 
 
-def of_root(text: str, options: Pairs, commands: Iterable[ManCommand], exits: Pairs, files: Pairs) -> str:
+def of_root(
+    text: str, options: Pairs, commands: Iterable[ManCommand], groups: Iterable[ManCommand], exits: Pairs, files: Pairs
+) -> str:
     """rocstack(1)."""
     known = tuple(commands)
     about = "turn a list of AMD GPU servers into a Slurm cluster for multi-node training"
@@ -88,7 +90,7 @@ def of_root(text: str, options: Pairs, commands: Iterable[ManCommand], exits: Pa
         + _section("ENVIRONMENT", _tagged(environment))
         + _section("FILES", _tagged(files))
         + _section("EXIT STATUS", _tagged(exits))
-        + _section("SEE ALSO", _also(command.page for command in known))
+        + _section("SEE ALSO", _also(sorted(command.page for command in (*known, *groups))))
     )
 
 
@@ -101,7 +103,7 @@ def pages(
     files: Pairs,
 ) -> Mapping[str, str]:
     """File name -> page."""
-    out = {"rocstack.1": of_root(text, options, commands, exits, files)}
+    out = {"rocstack.1": of_root(text, options, commands, groups, exits, files)}
     for each in groups:
         parts = [command for command in commands if command.name.startswith(f"{each.name} ")]
         out[f"{each.page}.1"] = of_command(each, [part.page for part in parts], parts)

@@ -30,7 +30,7 @@ from rocstack.cluster import service as services
 from rocstack.cluster import slurm_syntax
 from rocstack.cluster.operation import MOST, Count, Health, Rest, RolloutSettings, Ship, Some, Timeouts, seconds
 from rocstack.cluster.service import ClusterService
-from rocstack.cluster.topology import Nodes, Topology
+from rocstack.cluster.topology import Nodes, SwitchTopology
 from rocstack.container.mount import Mount, parse_mount
 
 ROOT = "root"  # the account above all others; Slurm makes it
@@ -170,7 +170,7 @@ class ClusterSettings(Value):
     users: dict[User, Person] = {}
     priorities: Priorities = Priorities()
     reservations: dict[SlurmName, Reservation] = {}  # dedicated capacity
-    topology: Topology | None = None  # of the network; default: all nodes are equally near
+    topology: SwitchTopology | None = None  # of the network; default: all nodes are equally near
     timeouts: Timeouts = Timeouts()
     health: Health = Health()
     slurm: dict[SlurmKey, SlurmText | int | bool] = {}  # more lines of slurm.conf

@@ -241,7 +241,7 @@ def _partition(
 
 
 def _topology(
-    wanted: topology.Topology,
+    wanted: topology.SwitchTopology,
     workers: Sequence[SlurmNodeConfig],
     absent: Sequence[str],
     groups: Mapping[str, Sequence[str]],

@@ -25,7 +25,7 @@ Nodes = Annotated[
 ]
 
 
-class Topology(Value):
+class SwitchTopology(Value):
     """Which nodes are near each other: a job gets such ones where it can."""
 
     kind: Literal["tree", "dragonfly", "block"] = "tree"  # what a switch is: that, a dragonfly's group, or a block
@@ -58,7 +58,9 @@ class Topology(Value):
                 yield ("switches", name), f"'{name}' is below itself"
 
 
-def leaves(topology: Topology, nodes: Mapping[str, Sequence[str]], workers: Sequence[str]) -> dict[str, list[str]]:
+def leaves(
+    topology: SwitchTopology, nodes: Mapping[str, Sequence[str]], workers: Sequence[str]
+) -> dict[str, list[str]]:
     """The workers of each switch that has nodes below it; `nodes` are those that it names.
 
     Raises:
@@ -76,7 +78,7 @@ def leaves(topology: Topology, nodes: Mapping[str, Sequence[str]], workers: Sequ
     return {name: list(own) for name, own in nodes.items() if own}
 
 
-def text(topology: Topology, nodes: Mapping[str, Sequence[str]]) -> str:
+def text(topology: SwitchTopology, nodes: Mapping[str, Sequence[str]]) -> str:
     """`nodes` are those of each switch that has some, and at least one has."""
     first = "# Written by rocstack from rocstack.yml; the next deploy writes it again.\n"
     if topology.kind == "block":

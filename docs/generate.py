@@ -83,7 +83,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
         cluster.Reservation,
         cluster.Timeouts,
         cluster.Rest,
-        cluster.Topology,
+        cluster.SwitchTopology,
         service.ClusterService,
         service.ClusterServiceLimits,
         service.SiteServer,

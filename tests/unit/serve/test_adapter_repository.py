@@ -230,6 +230,31 @@ def test_an_address_that_is_none(store: Store, answer: tuple[int, dict[str, str]
         repository(store).rescan()
 
 
+def test_only_what_has_a_digest_may_lie_elsewhere(store: Store, tmp_path: Path) -> None:
+    pushed(store, tmp_path, "poet")
+    elsewhere = store.host.replace("127.0.0.1", "localhost")
+
+    def moved(what: str) -> None:
+        def fault(handler: Handler) -> bool:
+            if what not in handler.path or "moved" in handler.path:
+                return False
+            handler.answer(307, Location=f"http://{elsewhere}{handler.path}?moved")
+            return True
+
+        store.faults[:] = [fault]
+
+    moved("/blobs/")
+    assert read(repository(store), one(store))[0]
+    assert store.count("moved") == 2
+    moved("/tags/")
+    with pytest.raises(CheckFailed, match="HTTP 307"):
+        repository(store).rescan()
+    moved("/manifests/")
+    with pytest.raises(CheckFailed, match="HTTP 307"):
+        repository(store).stamp(one(store))
+    assert store.count("moved") == 2
+
+
 def test_a_disk_without_room(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed(store, tmp_path, "poet")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0))

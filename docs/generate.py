@@ -339,7 +339,7 @@ def all_labels() -> str:
         (code(key), code(re.sub(r"^[0-9a-f]{64}$", "<sha256>", value)), origin(key, seen))
         for key, value in found.items()
     ]
-    text = "As the worker image of `debian-13` for `broadcom` carries them; `io.rocstack.registry` is the control "
+    text = "As the worker image of `debian-13` for `broadcom` carries them; `io.rocstack.control` is the control "
     text += "image's. `docker image inspect` shows them.\n"
     return "## Labels\n\n" + text + "\n" + table(("label", "value", "from"), rows)
 

@@ -67,9 +67,7 @@ class AdapterRepository:
             raise BadInput.of("repository-file", why=getattr(error, "strerror", None) or error) from None
         user, _, password = login.partition(":")
         self._login = httpx.BasicAuth(user, password) if login else None
-        self._http = httpx.Client(
-            base_url=self._host, verify=trust, timeout=TIMEOUT, follow_redirects=True, max_redirects=5, trust_env=False
-        )
+        self._http = httpx.Client(base_url=self._host, verify=trust, timeout=TIMEOUT, max_redirects=5, trust_env=False)
         self._token, self._names, self._stamps = "", frozenset[str](), dict[str, str]()
         self._lock = threading.Lock()
         self._why, self._until = "", 0.0  # it didn't answer
@@ -162,7 +160,9 @@ class AdapterRepository:
             raise BadInput.of("adapter-unread", file=name, why=f"it has {blob.size >> 20:,} MiB of {most >> 20:,}")
         digest, done = hashlib.sha256(), 0
         try:
-            with self._http.stream("GET", f"/v2/{self._path}/blobs/{blob.digest}", **self._signed()) as answer:
+            url = f"/v2/{self._path}/blobs/{blob.digest}"
+            # Elsewhere, too: by its digest it is known again. Nothing else is.
+            with self._http.stream("GET", url, follow_redirects=True, **self._signed()) as answer:
                 if answer.status_code != 200:
                     raise CheckFailed.of("repository-away", why=f"HTTP {answer.status_code} for {name} of {adapter}")
                 for piece in answer.iter_raw():

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Gateway:
         self.residency = Residency(self.engine, settings.resident, idle_s=settings.idle_s, pins=settings.pins)
         self._pins = state / "pins.json"
         self._staged: dict[residency.Key, tuple[float, str, Staged]] = {}  # looked at, stamp, copy
+        self._looking: dict[Registered, asyncio.Future[Staged]] = {}
         self._waiting = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.registered = self.asked = 0
@@ -117,6 +119,19 @@ class Gateway:
         known = self._staged.get(adapter.key)
         if known and known[0] > time.monotonic() - FRESH_S and known[2].id in self.residency.ids:
             return known[2]
+        # Who asks meanwhile waits for the same copy: a registry's file isn't fetched for each of them.
+        if (looking := self._looking.get(adapter)) is None:
+            looking = self._looking[adapter] = asyncio.ensure_future(self._look(adapter))
+            looking.add_done_callback(partial(self._looked, adapter))
+        return await asyncio.shield(looking)
+
+    def _looked(self, adapter: Registered, done: asyncio.Future[Staged]) -> None:
+        del self._looking[adapter]
+        if not done.cancelled():
+            done.exception()  # who asked may have gone
+
+    async def _look(self, adapter: Registered) -> Staged:
+        known = self._staged.get(adapter.key)
         try:
             now = await asyncio.to_thread(self.registry.stamp, adapter)
             if known and known[1] == now and known[2].id in self.residency.ids:

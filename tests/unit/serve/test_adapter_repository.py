@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
@@ -16,12 +17,13 @@ import tiny_adapters as tiny
 from fake_registry import Handler, Store
 from pushed_adapter import FILES, push
 from pydantic import ValidationError
-from test_gateway import bearer, gateway, until
+from test_gateway import bearer, gateway, until, written
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.serve import adapter_repository
+from rocstack.serve import adapter_repository, settings
 from rocstack.serve.adapter_repository import AdapterRepository
 from rocstack.serve.base_model import read_base
+from rocstack.serve.gateway import Gateway
 from rocstack.serve.registry import FolderRegistry, Registered
 from rocstack.serve.settings import AdapterSource, RepositorySource
 from rocstack.serve.sources import AdapterSources
@@ -230,6 +232,31 @@ def test_an_address_that_is_none(store: Store, answer: tuple[int, dict[str, str]
         repository(store).rescan()
 
 
+def test_only_what_has_a_digest_may_lie_elsewhere(store: Store, tmp_path: Path) -> None:
+    pushed(store, tmp_path, "poet")
+    elsewhere = store.host.replace("127.0.0.1", "localhost")
+
+    def moved(what: str) -> None:
+        def fault(handler: Handler) -> bool:
+            if what not in handler.path or "moved" in handler.path:
+                return False
+            handler.answer(307, Location=f"http://{elsewhere}{handler.path}?moved")
+            return True
+
+        store.faults[:] = [fault]
+
+    moved("/blobs/")
+    assert read(repository(store), one(store))[0]
+    assert store.count("moved") == 2
+    moved("/tags/")
+    with pytest.raises(CheckFailed, match="HTTP 307"):
+        repository(store).rescan()
+    moved("/manifests/")
+    with pytest.raises(CheckFailed, match="HTTP 307"):
+        repository(store).stamp(one(store))
+    assert store.count("moved") == 2
+
+
 def test_a_disk_without_room(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed(store, tmp_path, "poet")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0))
@@ -266,6 +293,29 @@ def test_through_a_gateway(store: Store, tmp_path: Path) -> None:
         until(lambda: running.ask("bard").json()["choices"][0]["message"]["content"] != first)
         store.manifests = {key: each for key, each in store.manifests.items() if key[1] != "bard"}
         until(lambda: running.ask("bard").status_code == 404)
+
+
+def test_who_asks_at_once_waits_for_one_copy(store: Store, tmp_path: Path) -> None:
+    """Also where the first of them goes away, or it can't be had."""
+    pushed(store, tmp_path / "here", "bard")
+    place = {"repository": f"http://{store.host}/{PATH}"}
+
+    async def ask() -> None:
+        here = Gateway(settings.load(written(tmp_path, repositories=[place])), str)
+        assert here.registry.rescan()
+        bard = here.find("ann", "bard")
+        first, *others = (asyncio.ensure_future(here.staged(bard)) for _ in range(8))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert len({each.folder for each in await asyncio.gather(*others)}) == 1
+        assert store.count("GET .*/blobs/") == 2
+        store.manifests.clear()
+        found = await asyncio.gather(*(here.staged(bard) for _ in range(8)), return_exceptions=True)
+        assert {type(each) for each in found} == {BadInput}
+        await asyncio.sleep(0)
+        assert not here._looking
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,18 @@ async def test_a_database_that_says_nothing(site: Site, tmp_path: Path, monkeypa
         silent.close()
 
 
+async def test_whether_the_database_answers_is_asked_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/health` says it within the time of one question."""
+    pings: list[Session] = []
+    monkeypatch.setattr(database, "_ping", pings.append)
+    used = site.service.database
+    assert await used.answers()
+    used._circuit._until = 0.0  # it was silent, and has had its rest
+    assert await used.answers()
+    assert not used._circuit.silent
+    assert len(pings) == 2
+
+
 async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does health wait for those who use it."""
     used = site.service.database

@@ -64,7 +64,7 @@ def test_a_sites_own_recipes_are_warned_and_run_again(deployed: DeployedCluster,
     """A job that is requeued waits two minutes, until its credential has expired."""
     (tmp_path / "recipes").mkdir()
     for name, job, commands in (
-        ("warned", "warn: 50, time: 1m", WARNED),
+        ("warned", "warn: 30, time: 1m", WARNED),
         ("twice", "requeue: true", TWICE),
     ):
         (tmp_path / f"recipes/{name}.sbatch.j2").write_text(OWN.format(job=job, commands=commands))

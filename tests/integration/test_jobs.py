@@ -218,11 +218,17 @@ def test_a_user_makes_no_token_that_lasts_for_years(deployed: DeployedCluster) -
 def test_a_job_goes_on_where_slurmd_is_ended(deployed: DeployedCluster) -> None:
     """As a damaged message does it."""
     before = deployed.ssh("n2", STARTED)
-    command = "sleep 10; hostname"
-    job = queued(deployed, "mine", "--nodes", "2", "--", "sh", "-c", command)
+    job = queued(deployed, "mine", "--nodes", "2", "--", "sh", "-c", "until [ -e /tmp/goes-on ]; do sleep 0.2; done")
     until(lambda: deployed.state(job) == "RUNNING", 60)
+    look = "docker exec rocstack-worker pgrep -x slurmd"
+    slurmd = deployed.ssh("n2", look)
     deployed.ssh("n2", "docker exec rocstack-worker pkill -SEGV -x slurmd")
+    until(lambda: deployed.ssh("n2", look, check=False) not in ("", slurmd), 60)
+    for node in ("n1", "n2"):
+        deployed.ssh(node, "docker exec rocstack-worker touch /tmp/goes-on")
     until(lambda: deployed.state(job) != "RUNNING", 90)
+    for node in ("n1", "n2"):
+        deployed.ssh(node, "docker exec rocstack-worker rm /tmp/goes-on")
     assert deployed.state(job) == "COMPLETED", deployed.workspace.run("job", "logs", job).out
     assert before == deployed.ssh("n2", STARTED)
     deployed.idle()

@@ -12,6 +12,7 @@ from rocstack.jobs.recipe import JobRequest, Recipe, slurm_time, tasks_of_node
 
 DEGREES = ("tp", "pp", "cp")  # parameters by which ranks share a model
 MOST = 512  # of a degree that is advised
+ENDLESS, YEAR_S = "infinite", 365 * 86400
 _TIME = re.compile(r"(?:(\d{1,7})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d\d)")  # days, hours, minutes, seconds
 
 
@@ -52,8 +53,11 @@ def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest
     asked = (request.nodes or recipe.job.nodes) + request.spare
     if asked > pool.nodes:
         raise BadInput.of("too-many-nodes", asked=asked, partition=pool.name, nodes=pool.nodes)
+    limit = _seconds(pool.limit)
+    if (request.time or recipe.job.time) == ENDLESS and YEAR_S <= limit < math.inf:  # a partition of ours has no more
+        request = replace(request, time=f"{int(limit) // 86400}d")
     time = slurm_time(request.time or recipe.job.time)
-    if time and _seconds(time) > _seconds(pool.limit):
+    if time and _seconds(time) > limit:
         raise BadInput.of("too-long", time=time, partition=pool.name, limit=pool.limit)
     if request.gpus_per_node is None:
         if recipe.needs_gpus and not pool.gpus:

@@ -5,17 +5,17 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy import Connection, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -30,6 +30,7 @@ Found = TypeVar("Found")
 MIGRATIONS = Path(__file__).with_name("migrations")
 AGAIN = 3  # times that a change is tried which another one crossed
 ANSWER_S = 8  # for each thing that it is asked; one that takes connections all the same says nothing
+PATIENCE = {"connect_timeout": 3, "read_timeout": 600}  # of a migration
 PINGS = 4  # at once: they have threads of their own, as all others may wait for it
 CROSSED = (1205, 1213)  # MariaDB: lock wait timeout, deadlock
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class Database:
             if password is not None:
                 address = address.set(password=password)
             lite = address.get_backend_name() == "sqlite"
-            silence = {"connect_timeout": 3, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+            silence: dict[str, Any] = {"connect_timeout": 3, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
+            # Who waits for another one's change is told so before it looks like silence.
+            silence["init_command"] = f"SET SESSION innodb_lock_wait_timeout = {ANSWER_S // 2}"
             self.engine = create_engine(
                 address,
                 connect_args={"timeout": 10} if lite else silence,
@@ -108,10 +111,25 @@ class Database:
                 return
             settings = Config()
             settings.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-            with self.engine.begin() as connection:
+            with self._patient() as connection:
                 settings.attributes["connection"] = connection
                 command.upgrade(settings, "head")
             self._migrated = True
+
+    @contextmanager
+    def _patient(self) -> Iterator[Connection]:
+        """A change of a large table takes its time, and one that is cut off goes on in the server."""
+        if self.engine.dialect.name == "sqlite":
+            with self.engine.begin() as connection:
+                yield connection
+            return
+        self.engine.connect().close()  # one that says nothing isn't waited for
+        engine = create_engine(self.engine.url, connect_args=PATIENCE, hide_parameters=True)
+        try:
+            with engine.begin() as connection:
+                yield connection
+        finally:
+            engine.dispose()
 
     async def answers(self) -> bool:
         """Within seconds, whatever the others wait for."""

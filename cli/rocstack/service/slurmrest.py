@@ -185,7 +185,7 @@ class SlurmRest:
             except (Away, AnswerLost) as error:
                 pause = next(pauses, PAUSES[-1])
                 if time.monotonic() + pause > until:
-                    self._circuits[plugin].failed()
+                    await self._judge(token, plugin)
                     raise error if isinstance(error, Away) else Away.of("slurm-away") from None
                 await asyncio.sleep(pause)
 
@@ -205,7 +205,7 @@ class SlurmRest:
             except Away:
                 pause = next(pauses, PAUSES[-1])
                 if time.monotonic() + pause > until:
-                    self._circuits[plugin].failed()
+                    await self._judge(token, plugin)
                     raise
                 await asyncio.sleep(pause)
 
@@ -216,6 +216,11 @@ class SlurmRest:
         """
         if not await self._circuits[plugin].passes(lambda: self._answers(token, plugin)):
             raise Away.of("slurm-away")
+
+    async def _judge(self, token: str, plugin: str) -> None:
+        """What one person asked for may be too much, and the others' be answered."""
+        if not await self._answers(token, plugin):
+            self._circuits[plugin].failed()
 
     async def _answers(self, token: str, plugin: str) -> bool:
         with suppress(Away, AnswerLost, TimeoutError):

@@ -228,9 +228,9 @@ def test_who_is_asked_what() -> None:
     asked = facts.questions(INVENTORY, {"slurm": 64030})
     assert asked["reach"] == {"n1": ["10.0.0.2:298", "10.0.0.10:298"]}
     assert asked["reach_otherwise"] == ["10.0.0.1:297"]
-    assert asked["ports"] == [297, 298, 299, 300]
+    assert asked["ports"] == [297, 298, 299, 300, 6818]
     racks = replace(INVENTORY, workers=(replace(HOSTS[1], rack_registry="rack7"), HOSTS[2]))
-    assert facts.questions(racks, {}, [5050])["ports"] == [297, 298, 299, 300, 443, 444, 5050]
+    assert facts.questions(racks, {}, [5050])["ports"] == [297, 298, 299, 300, 443, 444, 5050, 6818]
     assert asked["names"] == ["n1"]
     assert (asked["uids"], asked["users"]) == ([64030], ["slurm"])
 

@@ -172,6 +172,15 @@ def test_the_time_of_a_partition(limit: str, longest: str) -> None:
             fitted(RECIPE, JobRequest(time=f"{int(longest[:-1]) + 1}{longest[-1]}"), pools)
 
 
+def test_a_job_without_end_has_the_year_of_its_partition() -> None:
+    pools = [Pool("train", 2, "365-00:00:00", 8, True), Pool("short", 2, "364-23:00:00", 8, False)]
+    assert fitted(RECIPE, JobRequest(time="infinite"), pools).time == "365d"
+    assert fitted(RECIPE, JobRequest(), pools).time is None
+    with pytest.raises(BadInput) as caught:
+        fitted(RECIPE, JobRequest(time="infinite", partition="short"), pools)
+    assert caught.value.code == "too-long"
+
+
 MEGATRON = {"folder": "/m", "config": "/z.json"}
 
 

@@ -7,7 +7,7 @@ from rocstack.base.text import listed
 from rocstack.cluster.settings import SLURMD
 from rocstack.deploy.plan import services
 from rocstack.deploy.plan.scope import NODE_RULES, Scope, Values, node_rule, size
-from rocstack.deploy.read.facts import PORTS, NodeFacts
+from rocstack.deploy.read.facts import OLDER_SLURMD, PORTS, NodeFacts
 from rocstack.node.containers import OLD
 from rocstack.node.gate import TCP
 from rocstack.node.limits import UNLIMITED
@@ -101,6 +101,14 @@ def port_taken(node: NodeFacts, scope: Scope) -> Iterator[Values]:
         if listener and (not listener.service or (listener.service == "worker" and port != SLURMD)):
             by = f" by {listener.program}" if listener.program else ""
             yield {"port": port, "purpose": purpose, "program": by}
+
+
+@node_rule
+def worker_older(node: NodeFacts, scope: Scope) -> Iterator[Values]:
+    """The controller that comes first would not find it: Slurm would give up the node, and its jobs."""
+    listener = node.ports.get(str(OLDER_SLURMD))
+    if listener and listener.service == "worker":
+        yield {}
 
 
 @node_rule

@@ -30,6 +30,7 @@ PLAYBOOK, TASK = "facts.yml", "Facts"
 TIMEOUT_S = 60  # seconds
 UNREACHED, WRONG_VARIABLES = "node-unreached", "node-variables"
 VARIABLES = "variables"  # the state of a node whose variables in the inventory can't be used
+OLDER_SLURMD = 6818  # where an older rocstack's listens
 PORTS = {  # by role
     "control": {SLURMCTLD: "slurmctld", SLURMDBD: "slurmdbd", SLURMRESTD: "slurmrestd"},
     "worker": {SLURMD: "slurmd"},
@@ -299,7 +300,7 @@ def questions(inventory: Inventory, uids: Mapping[str, int], own_ports: Iterable
         "names": [control.name],
         "reach": {control.name: others_slurmd},
         "reach_otherwise": [f"{control.address}:{SLURMCTLD}"],
-        "ports": sorted({port for ports in PORTS.values() for port in ports} | others),
+        "ports": sorted({port for ports in PORTS.values() for port in ports} | others | {OLDER_SLURMD}),
         "uids": list(uids.values()),
         "users": list(uids),
     }

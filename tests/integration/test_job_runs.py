@@ -11,7 +11,7 @@ from deployed_cluster import DeployedCluster, until
 pytestmark = pytest.mark.engine
 
 CPUS = ("--gpus-per-node", "0")
-DATA = "/tmp/test-runs.txt"
+DATA = "/tmp/test-runs.bin"
 LOST = "/run/rocstack/devices"  # what a worker's health check looks for
 OWN = """\
 ---
@@ -48,7 +48,7 @@ def test_the_preflight_leaves_out_a_bad_node(deployed: DeployedCluster) -> None:
 
 
 def test_which_node_lacks_the_data(deployed: DeployedCluster) -> None:
-    inside(deployed, "n1", f"seq 100000 >{DATA}")
+    inside(deployed, "n1", f"head -c 200000 /dev/zero >{DATA}")
     inside(deployed, "n2", f"rm -f {DATA}")
     try:
         line = ("submit", "trainer", "--nodes", "2", *CPUS, "--follow", "--set", f"data={DATA}", "--set", "steps=2")

@@ -4,6 +4,7 @@ nodes that are away or busy are named, and the others verified."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,9 +96,9 @@ def test_a_good_cluster(deployed: DeployedCluster, tmp_path: Path) -> None:
 def test_munged_stopped(deployed: DeployedCluster, tmp_path: Path) -> None:
     with worker_restarted(deployed):
         # What starts it again has to go first.
-        keeper = "pkill -f '^/bin/bash /usr/local/bin/rocstack-entrypoint'"
+        keeper = "kill $(ps -o ppid= -C munged)"
         kill = f"{keeper}; pkill munged; while pgrep munged; do sleep 0.1; done"
-        deployed.ssh("n2", f'docker exec rocstack-worker sh -c "{kill}"')
+        deployed.ssh("n2", f"docker exec rocstack-worker sh -c {shlex.quote(kill)}")
         found = verify(deployed, tmp_path, IMAGE, WORKERS, SCHEDULING)
     assert red(found) == {"munge": {"n2"}}
     assert "munged" in found["munge"].why

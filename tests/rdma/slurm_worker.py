@@ -52,11 +52,12 @@ CONTROLLER = """
     install -d -o munge -g munge /run/munge /etc/munge /var/log/munge /var/lib/munge
     install -o munge -g munge -m 0400 /etc/rocstack/keys/munge.key /etc/munge/munge.key
     setpriv --reuid=munge --regid=munge --clear-groups munged
-    install -d -o slurm -g slurm /var/lib/slurm/slurmctld
+    install -d -o slurm -g slurm /var/lib/slurm /var/lib/slurm/slurmctld
     ln -s slurmctld-wlm /usr/sbin/slurmctld  # its name says what it is
 """
 START = """
-    setsid slurmctld -D >>/run/slurmctld.log 2>&1 </dev/null &
+    setsid setpriv --reuid=slurm --regid=slurm --clear-groups --inh-caps=+net_bind_service \
+        --ambient-caps=+net_bind_service slurmctld -D >>/run/slurmctld.log 2>&1 </dev/null &
     until timeout 5 sinfo; do sleep 0.2; done
 """
 STOP = """
@@ -127,7 +128,7 @@ def worker(machine: Machine, image: str, folder: Path) -> Iterator[Worker]:
     control = slurm_files.Control(machine.name, "127.0.0.1")
     files = slurm_files.files(settings, control, [node], password="not-so-secret-1234", overlay=folder)
     machine.run(f"mkdir -p {services.SLURM} /etc/slurm {services.CLUSTER} {services.KEYS}")
-    for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf", "mpi.conf"):
         machine.write(f"/etc/slurm/{name}", files.texts[name])
     machine.write(f"{services.CLUSTER}/users", settings.user_lines())
     machine.write(cgroup.SECCOMP, cgroup.seccomp_profile().decode())

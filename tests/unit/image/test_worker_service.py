@@ -17,6 +17,10 @@ echo run >>{place}/runs
 [ "$(wc -l <{place}/runs)" -gt 2 ] || kill -SEGV $$
 exit 5
 """
+# Its parent hears signals by then.
+LATE = """
+until [ $((0x$(awk '/^SigCgt/ {print $2}' /proc/$PPID/status) >> 14 & 1)) = 1 ]; do sleep 0.05; done
+"""
 LIVES = """
 trap 'echo told; exit 0' TERM
 trap 'echo again' HUP
@@ -47,7 +51,7 @@ def test_a_signal_that_comes_while_slurmd_is_away(tmp_path: Path, sent: str, run
 @pytest.mark.parametrize("early", [False, True])
 def test_signals_go_to_slurmd_and_the_stop_of_the_container_is_its_end(tmp_path: Path, early: bool) -> None:
     """One that has no handler yet ends by the signal, and doesn't start again."""
-    (tmp_path / "slurmd").write_text("echo ready; exec sleep 60" if early else LIVES)
+    (tmp_path / "slurmd").write_text(LATE + ("echo ready; exec sleep 60" if early else LIVES))
     text = f"{WORKER}\nserve bash {tmp_path}/slurmd\n"
     with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout

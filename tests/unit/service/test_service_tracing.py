@@ -123,8 +123,8 @@ async def test_requests_and_what_they_ask_for_are_traced(tmp_path: Path, slurm: 
     nodes = roots["GET /v1/nodes"]
     assert (nodes.status.code, values(nodes)["error.type"]) == (2, "503")
     failed = [span for span in spans.values() if values(span).get("error.type") == "ConnectError"]
-    asked = ("nodes", "reservations")  # the second to see whether anything is answered
-    assert {span.name for span in failed} == {f"slurmrestd GET /slurm/v0.0.42/{each}/" for each in asked}
+    small = ("nodes", "reservations")  # the second to see whether anything is answered
+    assert {span.name for span in failed} == {f"slurmrestd GET /slurm/v0.0.42/{each}/" for each in small}
     about = values(collector.requests[0].resource_spans[0].resource)
     assert (about["service.name"], about["rocstack.cluster"]) == ("rocstack-service", "test")
 

@@ -42,6 +42,8 @@ class SwitchTopology(Value):
         above: dict[str, str] = {}
         for name in self.switches:
             below = self.below(name)
+            if not self.switches[name]:
+                yield ("switches", name), "it names no node and no switch: name some, or leave it out"
             if below and len(below) != len(self.named(name)):
                 yield ("switches", name), "it has switches and nodes: Slurm takes either"
             if below and self.kind == "block":
@@ -94,5 +96,8 @@ def text(topology: SwitchTopology, nodes: Mapping[str, Sequence[str]]) -> str:
                 rows[name] = f"Switches={','.join(joined)}"
                 roots = [each for each in roots if each not in joined] + [name]
     if len(roots) > 1:
-        rows[TOP if TOP not in rows else f"{TOP}-of-all"] = f"Switches={','.join(roots)}"
+        above = TOP
+        while above in rows:
+            above += "-of-all"
+        rows[above] = f"Switches={','.join(roots)}"
     return first + "".join(f"SwitchName={name} {row}\n" for name, row in rows.items())

@@ -11,7 +11,7 @@ from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import JobRequest, Recipe, slurm_time, tasks_of_node
 
 DEGREES = ("tp", "pp", "cp")  # parameters by which ranks share a model
-MOST = 512  # of a degree that is advised
+MOST_DEGREE = 512  # that is advised
 ENDLESS, YEAR_S = "infinite", 365 * 86400
 _TIME = re.compile(r"(?:(\d{1,7})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d\d)")  # days, hours, minutes, seconds
 
@@ -81,7 +81,7 @@ def check_layout(recipe: Recipe, request: JobRequest) -> None:
         return
     ranks = (request.nodes or recipe.job.nodes) * (request.gpus_per_node or tasks_of_node(recipe, request))
     if ranks % math.prod(degrees.values()):
-        near = _nearest([min(each, MOST) for each in degrees.values()], ranks)
+        near = _nearest([min(each, MOST_DEGREE) for each in degrees.values()], ranks)
         raise BadInput.of(
             "job-layout", layout=_written(degrees.values(), degrees), ranks=ranks, nearest=_written(near, degrees),
             words=" ".join(f"--set {name}={value}" for name, value in zip(degrees, near, strict=True)),
@@ -96,7 +96,7 @@ def check_layout(recipe: Recipe, request: JobRequest) -> None:
 
 def _nearest(degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
     """Degrees that divide the ranks: if possible of the same first one, and then the fewest doublings away."""
-    divisors = [number for number in range(1, min(ranks, MOST) + 1) if ranks % number == 0]
+    divisors = [number for number in range(1, min(ranks, MOST_DEGREE) + 1) if ranks % number == 0]
     every = (each for each in itertools.product(divisors, repeat=len(degrees)) if ranks % math.prod(each) == 0)
 
     def far(each: tuple[int, ...]) -> tuple[bool, float]:

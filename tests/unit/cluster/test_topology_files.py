@@ -54,6 +54,11 @@ def test_switches_that_nothing_joins_get_one_above_them() -> None:
     assert "TopologyParam" not in texts["slurm.conf"]
 
 
+def test_the_one_above_has_no_name_of_theirs() -> None:
+    switches = {"top": "rack1", "top-of-all": "rack2", "rack3": "n5"}
+    assert rows(made(switches))[-1] == "SwitchName=top-of-all-of-all Switches=top,top-of-all,rack3"
+
+
 def test_switches_above_switches() -> None:
     texts = made({"core": ["spine[1-2]"], "spine1": ["a", "b"], "spine2": "c", "a": "n[1-2]", "b": "n3", "c": "n[4-5]"})
     assert rows(texts)[3:] == [
@@ -86,6 +91,7 @@ def test_one_switch_needs_none_above() -> None:
     ("switches", "kind", "says"),
     [
         ({}, "tree", "at least 1"),
+        ({"a": "n1", "b": []}, "tree", "names no node and no switch"),
         ({"a": "n1", "b": ["a", "n2"]}, "tree", "either"),
         ({"a": "n1", "b": "a"}, "block", "beside each other"),
         ({"a": "n1", "b": "a", "c": "a"}, "tree", "below 'b' already"),

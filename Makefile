@@ -23,9 +23,9 @@ demo: setup ## two virtual nodes, probed; an image that fits their NICs, built a
 	@cli/demo.sh
 
 test: setup lint ## lint and all tests but the slow ones
-	$(BIN)/pytest -m "not slow" -n 3 tests/unit $(PYTEST_ARGS)
+	tests/once_more.sh $(BIN)/pytest -m "not slow" -n 3 tests/unit $(PYTEST_ARGS)
 	tests/programs.sh
-	$(BIN)/pytest -m "not slow" -n 4 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
+	tests/once_more.sh $(BIN)/pytest -m "not slow" -n 4 --no-loadscope-reorder tests/integration $(PYTEST_ARGS)
 
 test-quick: python ## two minutes: style, types, and tests of every package; no container engine
 	$(BIN)/ruff check .
@@ -39,7 +39,7 @@ test-slow: setup ## the tests that take minutes
 test-rdma: setup ## real RDMA: two virtual machines with soft-RoCE and the worker image's files
 	tests/rdma/setup.sh
 	@[ -n "$$ROCSTACK_RDMA_IMAGE" ] || $(BIN)/rocstack build --nic tcp --role worker
-	$(BIN)/pytest tests/rdma $(PYTEST_ARGS)
+	tests/once_more.sh $(BIN)/pytest tests/rdma $(PYTEST_ARGS)
 
 test-gpu: ## the trainer on this machine's GPU, by the PyTorch and pytest of PYTHON (python3); skipped without a GPU
 	@if $(PYTHON) -c 'import numpy, pytest, torch, zstandard'; then $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS); \

@@ -64,11 +64,10 @@ def changed(path: Path) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("pattern", ["mirror/**/munge_*.deb", "mirror/**/trixie_main*Packages", "mirror/**/*Packages"])
+@pytest.mark.parametrize("pattern", ["mirror/**/munge_*.deb", "mirror/**/*Packages"])
 def test_what_was_changed_is_refused(site: Workspace, pattern: str) -> None:
     files = [*(site.folder / "kept").glob(pattern)]
-    if not files:
-        pytest.skip(f"nothing is kept as {pattern}")
+    assert files
     before = {file: changed(file) for file in files}
     try:
         code, said = build(site, "--packages", "kept", "--role", "control")

@@ -121,6 +121,7 @@ def by_transformers(served: ServedBySlurm, *adapters: Path) -> dict[str, str]:
 
 def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedBySlurm) -> None:
     """vLLM's own answers, from one node and then from the other, are those of transformers."""
+    adapters = dict(served.adapter(seed) for seed in (5, 6, 7, 8))  # while no server has the nodes
     line = ("serve", "tiny", "--node", "n2", "--node", "n1", "--inventory", str(INVENTORY), "--user", "alice", "--json")
     made = served.cluster.run(*line, "--", *ARGUMENTS).json
     assert [each["model"] for each in made["servers"]] == ["tiny", "tiny"]
@@ -137,7 +138,6 @@ def test_two_replicas_answer_and_one_that_is_killed_comes_back(served: ServedByS
     wanted = served.text("tiny")
     assert len(wanted) == 12
     assert {served.text("tiny") for _ in range(4)} == {wanted}
-    adapters = dict(served.adapter(seed) for seed in (5, 6, 7, 8))
     greedy = by_transformers(served, *adapters.values())
     assert wanted == greedy[""]
     for _ in range(2):  # at first it is loaded

@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
@@ -36,6 +36,10 @@ CROSSED = (1205, 1213)  # MariaDB: lock wait timeout, deadlock
 log = logging.getLogger(__name__)
 
 
+class Silence(Away):
+    """No answer came, or one that says nothing of others."""
+
+
 class Database:
     """Work is a function of a session: it runs in a thread and in one transaction, so it may run again."""
 
@@ -52,15 +56,17 @@ class Database:
             silence: dict[str, Any] = {"connect_timeout": 3, "read_timeout": ANSWER_S, "write_timeout": ANSWER_S}
             # Who waits for another one's change is told so before it looks like silence.
             silence["init_command"] = f"SET SESSION innodb_lock_wait_timeout = {ANSWER_S // 2}"
-            self.engine = create_engine(
+            engine = partial(
+                create_engine,
                 address,
                 connect_args={"timeout": 10} if lite else silence,
                 pool_pre_ping=True,
                 pool_recycle=1800,
                 hide_parameters=True,
                 json_serializer=partial(json.dumps, ensure_ascii=False),  # a key is found as it is written
-                **({} if lite else {"pool_size": 8, "max_overflow": 8, "pool_timeout": 5}),
             )
+            self.engine = engine(**({} if lite else {"pool_size": 8, "max_overflow": 8, "pool_timeout": 5}))
+            self._small = engine(pool_size=PINGS)  # a way of its own: where all others are in use, it answers still
         except Exception as error:  # each driver fails in its own way
             raise BadInput.of("bad-database-url", why=type(error).__name__) from None
         if lite:
@@ -76,31 +82,35 @@ class Database:
         """
         if not await self._circuit.passes(self._answered):
             raise Away.of("database-away")
-        return await anyio.to_thread.run_sync(self.run_here, work)
+        try:
+            return await anyio.to_thread.run_sync(self.run_here, work)
+        except Silence:
+            # What one person asked for may be too much, or nothing that can be kept, and the others' be answered.
+            if not self._circuit.silent and not await self._answered():
+                self._circuit.failed()
+            raise
 
     def run_here(self, work: Callable[[Session], Found]) -> Found:
         """The same in this thread."""
         with self._traces.span("database", "CLIENT") as span:
             span.tell({"db.system.name": self.engine.name, "code.function.name": getattr(work, "__qualname__", "")})
-            return self._run(work)
+            return self._run(work, self.engine)
 
-    def _run(self, work: Callable[[Session], Found]) -> Found:
+    def _run(self, work: Callable[[Session], Found], engine: Engine) -> Found:
         for left in reversed(range(AGAIN)):
             try:
                 self.migrate()
-                with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                with Session(engine, expire_on_commit=False) as session, session.begin():
                     return work(session)
             except (OperationalError, InterfaceError, PoolTimeout) as error:
                 if not left or not _crossed(error):
                     log.warning("database: %s", getattr(error, "orig", None) or error)
-                    if not (_crossed(error) or isinstance(error, PoolTimeout)):  # a crowd is no silence
-                        self._circuit.failed()
-                    raise Away.of("database-away") from None
+                    crowd = _crossed(error) or isinstance(error, PoolTimeout)
+                    raise (Away if crowd else Silence).of("database-away") from None
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
-                self._circuit.failed()
-                raise Away.of("database-away") from None
+                raise Silence.of("database-away") from None
         raise AssertionError("unreachable")
 
     def migrate(self) -> None:
@@ -140,12 +150,14 @@ class Database:
     async def _answered(self) -> bool:
         with suppress(Away, TimeoutError):
             async with asyncio.timeout(SOON_S):
-                await anyio.to_thread.run_sync(self.run_here, _ping, abandon_on_cancel=True, limiter=self._pings)
+                ping = partial(self._run, _ping, self._small)
+                await anyio.to_thread.run_sync(ping, abandon_on_cancel=True, limiter=self._pings)
                 return True
         return False
 
     def close(self) -> None:
         self.engine.dispose()
+        self._small.dispose()
 
 
 def _ping(session: Session) -> None:

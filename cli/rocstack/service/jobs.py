@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,7 @@ class Jobs:
     limits: ClusterServiceLimits
     overlay: Path | None = None  # with the site's own recipes
     _scripts: Turns = field(default_factory=Turns)
+    _lists: Turns = field(default_factory=Turns)
     _counting: Locks = field(default_factory=Locks)
     _keeping: Locks = field(default_factory=Locks)
     _fresh: dict[str, float] = field(default_factory=dict)
@@ -157,7 +159,10 @@ class Jobs:
             wanted = wanted.order_by(JobRow.created.desc(), JobRow.id.desc()).limit(limit + 1)
             return list(session.scalars(wanted))
 
-        rows = await self.rows.database.run(work)
+        async with (
+            self._lists.of(caller) if metadata else nullcontext()
+        ):  # it looks through all that she ever asked for
+            rows = await self.rows.database.run(work)
         return await self.refresh(caller, rows[:limit]), len(rows) > limit
 
     async def get(self, caller: Caller, key: str) -> JobRow:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from rocstack.client.answers import JobEventAnswer, JobStatus, ListOf, LogAnswer, RecipeAnswer, ServiceJob, StepsAnswer
 from rocstack.jobs import recipe as recipes
@@ -30,7 +30,7 @@ class JobBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     recipe: Annotated[str, Field(min_length=1, max_length=64)]
-    parameters: Annotated[dict[str, Text | int | float | bool], Field(max_length=200)] = {}
+    parameters: Annotated[dict[str, Text | int | FiniteFloat | bool], Field(max_length=200)] = {}
     arguments: Annotated[list[Text], Field(max_length=1000)] = []
     name: Word | None = None
     nodes: Annotated[int, Field(ge=1, le=65536)] | None = None

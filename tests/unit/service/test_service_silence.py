@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -163,7 +164,7 @@ async def test_whether_the_database_answers_is_asked_once(site: Site, monkeypatc
 
 
 async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does health wait for those who use it."""
+    """Nor does health, which has a way of its own."""
     used = site.service.database
     assert await used.answers()
     gate, within = threading.Event(), asyncio.Event()
@@ -182,8 +183,46 @@ async def test_a_busy_database_is_not_taken_for_a_silent_one(site: Site, monkeyp
         with monkeypatch.context() as now:
             now.setattr(circuit, "REST_S", 3600.0)
             now.setattr(database, "SOON_S", 0.05)
-            assert (await site.client.get("/health")).status_code == 503, "all its connections are in use"
+            assert (await site.client.get("/health")).status_code == 200
     finally:
         gate.set()
     await asyncio.gather(*running)
     assert (await site.client.get("/health")).status_code == 200
+
+
+async def test_what_one_asks_of_the_database_silences_nobody_else(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB says of a number that is none, and of a question that takes too long, what it says when it is away."""
+    monkeypatch.setattr(circuit, "REST_S", 3600.0)
+    there = Database(f"sqlite:///{tmp_path}/x.db")
+    with pytest.raises(Away):
+        await there.run(lambda session: session.execute(text("SELECT nothing")))
+    assert await there.run(lambda session: session.execute(text("SELECT 7")).scalar()) == 7
+    there.close()
+    alice = site.of("alice")
+    odd = '{"recipe": "mine", "parameters": {"x": %s}}'
+    for number in ("NaN", "Infinity", "1e999"):
+        answer = await alice.post("/v1/jobs", content=odd % number, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, code(answer)) == (400, "bad-request")
+
+
+async def test_lists_by_metadata_are_made_one_after_the_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks through all that a person ever asked for: many at once would take all connections."""
+    own, at_once, most = site.service.database.run, 0, 0
+
+    async def counted(work: Any) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            await asyncio.sleep(0)
+            return await own(work)
+        finally:
+            at_once -= 1
+
+    alice = site.of("alice")
+    monkeypatch.setattr(site.service.database, "run", counted)
+    answers = await asyncio.gather(*(alice.get("/v1/fine_tuning/jobs?metadata[a]=b") for _ in range(5)))
+    assert {each.status_code for each in answers} == {200}
+    assert most == 1

@@ -11,9 +11,8 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-# What a server must give or take in how many seconds of waiting for it, from the first byte of an answer on. A limit of
-# silence alone is none for one that drips: it may hold a cluster's lock for ever.
-PACE, PACE_S = 256 << 10, 120.0
+from rocstack.base.pace import Pace
+
 _RECORD = 16 << 10  # bytes that are sent at once, as TLS does
 
 
@@ -44,29 +43,11 @@ class HttpSession(requests.Session):
             prepared_request.headers.pop("Authorization", None)
 
 
-class _Pace:
-    """Bytes that moved in the seconds that were waited for them."""
-
-    def __init__(self) -> None:
-        self.bytes, self.seconds = 0, 0.0
-
-    def count(self, moved: int, began: float) -> None:
-        """
-        Raises:
-            TimeoutError: they are too few.
-        """
-        self.bytes, self.seconds = self.bytes + moved, self.seconds + time.monotonic() - began
-        if self.bytes >= PACE:
-            self.bytes, self.seconds = 0, 0.0
-        elif moved and self.seconds > PACE_S:
-            raise TimeoutError(f"less than {PACE >> 10} KB moved in {PACE_S:g} s")
-
-
 class _Reader(io.RawIOBase):
     """Of one answer. Before its first byte a server may work as long as it may be silent."""
 
     def __init__(self, raw: Any) -> None:
-        self._raw, self._pace, self._first = raw, _Pace(), True
+        self._raw, self._pace, self._first = raw, Pace(), True
 
     def readable(self) -> bool:
         return True
@@ -94,7 +75,7 @@ class _Socket:
         return io.BufferedReader(_Reader(self._sock.makefile(mode, 0)))
 
     def sendall(self, data: Any) -> None:
-        pace = _Pace()
+        pace = Pace()
         with memoryview(data) as view, view.cast("B") as octets:
             for at in range(0, len(octets), _RECORD):
                 began = time.monotonic()

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +20,20 @@ import httpx
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.base.text import from_json
 from rocstack.serve.adapter_check import CONFIG, MOST_CONFIG, PICKLED, WEIGHTS
+from rocstack.serve.paced_transport import PacedTransport
 from rocstack.serve.registry import MOST, NAME, OpenAdapter, Registered
 from rocstack.serve.settings import RepositorySource
 
 TIMEOUT = httpx.Timeout(30, connect=5)
 WHOLE_S, SLOWEST = 60.0, 1 << 20  # for a list or a manifest, from first to last; bytes a second of a file
+THREADS = 4
 REST_S = 5.0  # that nobody asks one that didn't answer: requests for what is loaded would wait for it
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"  # of a file
 PAGE, LONGEST = 10_000, 16 << 20  # tags that are asked for at once; bytes of an answer
 PAGES = MOST // 100
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_WORD = re.compile(r'(\w+)="([^"]*)"')
+_WORD = re.compile(r'\b(\w{1,32})="([^"]*)"')
 # Addresses that a registry names may be none.
 _FAILED = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
 
@@ -68,7 +71,9 @@ class AdapterRepository:
             raise BadInput.of("repository-file", why=getattr(error, "strerror", None) or error) from None
         user, _, password = login.partition(":")
         self._login = httpx.BasicAuth(user, password) if login else None
-        self._http = httpx.Client(base_url=self._host, verify=trust, timeout=TIMEOUT, max_redirects=5, trust_env=False)
+        way = PacedTransport(trust, https_alone=parts.scheme == "https")
+        self._http = httpx.Client(base_url=self._host, transport=way, timeout=TIMEOUT, max_redirects=5, trust_env=False)
+        self.threads = ThreadPoolExecutor(THREADS)  # who is slow holds up nobody but who asks for its own
         self._token, self._names, self._stamps = "", frozenset[str](), dict[str, str]()
         self._lock = threading.Lock()
         self._why, self._until = "", 0.0  # it didn't answer

@@ -132,12 +132,13 @@ class Gateway:
 
     async def _look(self, adapter: Registered) -> Staged:
         known = self._staged.get(adapter.key)
+        run = partial(asyncio.get_running_loop().run_in_executor, self.registry.threads(adapter))
         try:
-            now = await asyncio.to_thread(self.registry.stamp, adapter)
+            now = await run(self.registry.stamp, adapter)
             if known and known[1] == now and known[2].id in self.residency.ids:
                 staged = known[2]
             else:
-                staged = await asyncio.to_thread(self._staging.stage, adapter)
+                staged = await run(self._staging.stage, adapter)
         except RocstackError:
             self._staged.pop(adapter.key, None)
             raise

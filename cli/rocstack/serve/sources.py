@@ -1,6 +1,7 @@
 """All adapters of a gateway: those in folders, and those in repositories of registries, which everybody may use."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 
 from rocstack.base.errors import RocstackError
@@ -55,6 +56,11 @@ class AdapterSources:
     def has(self, adapter: Registered) -> bool:
         there = self._repositories.get(adapter.root)
         return adapter.name in there.names if there else self._folders.has(adapter)
+
+    def threads(self, adapter: Registered) -> Executor | None:
+        """Those that look for it; None: any."""
+        there = self._repositories.get(adapter.root)
+        return there.threads if there else None
 
     def opened(self, adapter: Registered) -> AbstractContextManager[OpenAdapter]:
         there = self._repositories.get(adapter.root)

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import requests
 
+from rocstack.base import pace
 from rocstack.base.errors import Missing
 from rocstack.edge import http
 from rocstack.edge.http import HttpSession
@@ -82,7 +83,7 @@ def server(serve: Serve) -> Iterator[str]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PACE_S", 0.3)
+    monkeypatch.setattr(pace, "PACE_S", 0.3)
 
 
 @pytest.mark.parametrize("serve", [body, head])
@@ -127,8 +128,8 @@ def test_a_server_that_works_before_it_speaks_is_waited_for(hasty: None) -> None
 
 
 def test_slow_but_steady_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PACE", 40)
-    monkeypatch.setattr(http, "PACE_S", 4)
+    monkeypatch.setattr(pace, "PACE", 40)
+    monkeypatch.setattr(pace, "PACE_S", 4)
     with server(body) as host, HttpSession() as session:
         assert session.get(f"http://{host}/", timeout=5).content == b"x" * 400
 

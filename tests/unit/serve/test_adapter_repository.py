@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +23,13 @@ from pushed_adapter import FILES, push
 from pydantic import ValidationError
 from test_gateway import bearer, gateway, until, written
 
+from rocstack.base import pace
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.serve import adapter_repository, settings
 from rocstack.serve.adapter_repository import AdapterRepository
 from rocstack.serve.base_model import read_base
 from rocstack.serve.gateway import Gateway
+from rocstack.serve.paced_transport import PacedTransport
 from rocstack.serve.registry import FolderRegistry, Registered
 from rocstack.serve.settings import AdapterSource, RepositorySource
 from rocstack.serve.sources import AdapterSources
@@ -230,6 +236,80 @@ def test_one_that_takes_for_ever_byte_by_byte(store: Store, tmp_path: Path, monk
     monkeypatch.setattr(adapter_repository, "WHOLE_S", -1e6)
     with tempfile.TemporaryFile() as file, pytest.raises(CheckFailed, match="ReadTimeout"):
         here._fetch("poet", FILES[1], found.files[FILES[1]], file, 1 << 20)
+
+
+def dripping(part: str) -> Callable[[Handler], bool]:
+    """A byte now and then, of the head or of the body."""
+
+    def fault(handler: Handler) -> bool:
+        handler.close_connection = True
+        with suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + (b"X-A: " if part == "head" else b"\r\n"))
+            for _ in range(200):
+                handler.wfile.write(b" ")
+                time.sleep(0.05)
+        return True
+
+    return fault
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_one_that_drips_is_left(store: Store, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "PACE_S", 0.3)
+    store.faults.append(dripping(part))
+    here = repository(store)
+    with pytest.raises(CheckFailed, match="ReadTimeout"):
+        here.rescan()
+    here._until = 0.0
+    with pytest.raises(CheckFailed, match="ReadTimeout"):
+        here.stamp(one(store))
+
+
+def test_one_that_is_slow_holds_up_no_other(store: Store, tmp_path: Path) -> None:
+    """Not even where as many of its adapters are asked for as there are threads."""
+    tags = [f"a{number}" for number in range(80)]
+    pushed(store, tmp_path / "there", "a0")
+    store.manifests |= {(PATH, tag): store.manifests[PATH, "a0"] for tag in tags}
+    tiny.adapter(tmp_path / "folder/own", "tiny-llama")
+    source = {"folder": str(tmp_path / "folder")}
+    path = written(tmp_path, repositories=[{"repository": f"http://{store.host}/{PATH}"}], sources=[source])
+    go = threading.Event()
+
+    async def ask() -> None:
+        here = Gateway(settings.load(path), str)
+        assert here.registry.rescan() == 81
+        store.faults.append(lambda handler: not go.wait())
+        slow = [asyncio.ensure_future(here.staged(here.find("ann", tag))) for tag in tags]
+        await asyncio.sleep(0)
+        try:
+            assert (await here.staged(here.find("ann", "own"))).folder.is_dir()
+            assert not any(each.done() for each in slow)
+        finally:
+            go.set()
+            await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+def test_a_challenge_is_read_in_one_go(store: Store) -> None:
+    """Not from each of its letters to its end: nothing else runs meanwhile."""
+    store.faults.append(lambda handler: handler.answer(401, WWW_Authenticate="Bearer " + "x" * 60_000) or True)
+    with pytest.raises(CheckFailed, match="HTTP 401"):
+        repository(store).rescan()
+    words = 'Bearer realm="https://r.example/token",service="r.example",scope="repository:a:pull"'
+    assert [name for name, _ in adapter_repository._WORD.findall(words)] == ["realm", "service", "scope"]
+    assert adapter_repository._WORD.search("x" * 40 + '="y"') is None
+
+
+def test_by_tls_nothing_is_followed_to_where_there_is_none(store: Store) -> None:
+    trust = ssl.create_default_context()
+    for alone in (False, True):
+        with httpx.Client(transport=PacedTransport(trust, https_alone=alone)) as client:
+            if not alone:
+                assert client.get(f"http://{store.host}/v2/").status_code == 200
+                continue
+            with pytest.raises(httpx.UnsupportedProtocol):
+                client.get(f"http://{store.host}/v2/")
 
 
 @pytest.mark.parametrize(

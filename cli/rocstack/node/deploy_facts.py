@@ -35,14 +35,15 @@ Processes = Dict[int, Tuple[str, int]]  # noqa: UP006  (pid -> name and parent; 
 Services = Dict[int, str]  # noqa: UP006  (a container's first process -> its service)
 
 
-def listening(tables: Iterable[str]) -> dict[int, set[str]]:
-    """Port -> inodes of the sockets that listen on it, from the text of /proc/net/tcp and tcp6."""
-    sockets: dict[int, set[str]] = {}
+def listening(tables: Iterable[str]) -> dict[int, dict[str, int]]:
+    """Port -> inodes of the sockets that listen on it, with the uid of each, by the text of /proc/net/tcp
+    and tcp6."""
+    sockets: dict[int, dict[str, int]] = {}
     for table in tables:
         for line in table.splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == LISTENS:
-                sockets.setdefault(int(words[1].rpartition(":")[2], 16), set()).add(words[9])
+                sockets.setdefault(int(words[1].rpartition(":")[2], 16), {})[words[9]] = int(words[7])
     return sockets
 
 
@@ -66,7 +67,7 @@ def service_of(pid: int, known: Processes, services: Services) -> str:
     return services.get(pid, "")
 
 
-def socket_owners(inodes: set[str]) -> list[int]:
+def socket_owners(inodes: Iterable[str]) -> list[int]:
     """Processes that hold one of these sockets; those that can't be looked into are left out."""
     links = {f"socket:[{inode}]" for inode in inodes}
     pids = []
@@ -83,7 +84,8 @@ def socket_owners(inodes: set[str]) -> list[int]:
 
 def listening_services(ports: Sequence[int], known: Processes, services: Services) -> dict[str, dict[str, str]]:
     """Of `ports` those that somebody listens on: {"297": {"program": "slurmctld", "service": "control"}}. `program`
-    is empty where it can't be seen, `service` where it is none of ours."""
+    is empty where it can't be seen, `service` where it is none of ours: in the worker's container jobs run, too, and
+    only what is root's there is slurmd's."""
     listeners = {}
     for port, inodes in listening(read_text("/proc/net/" + name) for name in ("tcp", "tcp6")).items():
         if port in ports:
@@ -91,7 +93,10 @@ def listening_services(ports: Sequence[int], known: Processes, services: Service
             ours = [pid for pid in pids if service_of(pid, known, services)]
             pid = next(iter(ours + pids), 0)
             program = known[pid][0] if pid in known else ""
-            listeners[str(port)] = {"program": program, "service": service_of(pid, known, services)}
+            service = service_of(pid, known, services)
+            if service == "worker" and 0 not in inodes.values():
+                service = ""
+            listeners[str(port)] = {"program": program, "service": service}
     return listeners
 
 

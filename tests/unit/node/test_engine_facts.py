@@ -139,7 +139,17 @@ def test_listening() -> None:
         "   0: 0100007F:1AA1 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n"
         "   1: 0100007F:1AA2 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\n"
     )
-    assert deploy_facts.listening([table, ""]) == {6817: {"4711"}}
+    assert deploy_facts.listening([table, ""]) == {6817: {"4711": 0}}
+
+
+@pytest.mark.parametrize(("uid", "service"), [(0, "worker"), (2000, "")])
+def test_what_a_job_listens_on_is_none_of_ours(uid: int, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who listens on an old port of slurmd would keep a deploy from all of its nodes."""
+    row = f"   0: 00000000:1AA2 00000000:0000 0A 0:0 0:0 0 {uid} 0 4711 1 0\n"
+    monkeypatch.setattr(deploy_facts, "read_text", lambda path: f"head\n{row}" if path == "/proc/net/tcp" else "")
+    monkeypatch.setattr(deploy_facts, "socket_owners", lambda inodes: [7] if "4711" in inodes else [])
+    found = deploy_facts.listening_services([6818], {7: ("slurmd", 5), 5: ("tini", 1)}, {5: "worker"})
+    assert found == {"6818": {"program": "slurmd", "service": service}}
 
 
 def test_a_taken_port_has_an_owner() -> None:
@@ -147,9 +157,9 @@ def test_a_taken_port_has_an_owner() -> None:
         port, known = server.getsockname()[1], deploy_facts.processes()
         mine = Path("/proc/self/stat").read_text().partition("(")[2].rpartition(")")[0]
         assert deploy_facts.listening_services([port], known, {}) == {str(port): {"program": mine, "service": ""}}
-        assert deploy_facts.listening_services([port], known, {os.getppid(): "worker"})[str(port)] == {
+        assert deploy_facts.listening_services([port], known, {os.getppid(): "control"})[str(port)] == {
             "program": mine,
-            "service": "worker",
+            "service": "control",
         }
     assert deploy_facts.listening_services([port], known, {}) == {}
 

@@ -18,7 +18,7 @@ from rocstack.base.errors import RocstackError
 from rocstack.base.text import listed, visible, visible_lines
 from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
-from rocstack.service.curve import HEIGHT, LEFT, WIDTH, curve
+from rocstack.service.curve import HEIGHT, LEFT, WIDTH, StepCurve, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
 from rocstack.service.identity import COOKIE, Caller, cookie_name
 from rocstack.service.jobs import TUNING, expected_start, start_unknown, why
@@ -267,19 +267,24 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     steps = await service.progress.metrics(caller, row.id)
     log = await service.progress.log(caller, row.id, -LOG_END, LOG_END)
     saved = await service.progress.checkpoints(caller, row.id)
-    drawn = [curve(label, [(each["step"], each[name]) for each in steps if name in each]) for name, label in CURVES]
+    drawn = await service.progress.work(caller, _curves, steps)
     can = {"cancel": row.status in LIVE, "requeue": row.status not in LIVE and not row.result}
     if row.kind == TUNING:
         can |= {"pause": row.status in ("queued", "running"), "resume": row.status == PAUSED}
     return {
         "job": _line(row), "asked": _asked(row), "script": row.script,
         "events": [(each.at, each.level, each.message) for each in await service.jobs.rows.events(caller, row.id)],
-        "curves": [each for each in drawn if each], "numbers": steps[-1] if steps else {},
+        "curves": drawn, "numbers": steps[-1] if steps else {},
         "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
         "cut": log.size > LOG_END or log.text.count("\n") > LINES, "saved": saved[::-1][:10],
         "can": [verb for verb, may in can.items() if may],
         "box": {"width": int(WIDTH), "height": int(HEIGHT), "left": int(LEFT)},
     }  # fmt: skip
+
+
+def _curves(steps: list[dict[str, Any]]) -> list[StepCurve]:
+    drawn = (curve(label, [(each["step"], each[name]) for each in steps if name in each]) for name, label in CURVES)
+    return [each for each in drawn if each]
 
 
 def _asked(row: JobRow) -> dict[str, str]:

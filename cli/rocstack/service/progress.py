@@ -5,8 +5,9 @@ import os
 import re
 import threading
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio.to_thread
 
@@ -14,6 +15,8 @@ from rocstack.service.identity import Caller
 from rocstack.service.storage import Storage
 from rocstack.service.turns import Turns
 
+Made = TypeVar("Made")
+Given = TypeVarTuple("Given")
 LOG, METRICS, CHECKPOINTS = "log", "metrics.jsonl", "checkpoints"
 PIECE = 1 << 18  # bytes of a log in one answer
 READ, STEPS = 16 << 20, 50_000  # bytes of metrics that are read, and steps, both the newest
@@ -52,12 +55,15 @@ class Progress:
         return await anyio.to_thread.run_sync(log, self.storage, caller, job, offset, most)
 
     async def metrics(self, caller: Caller, job: str, after: int = 0) -> list[dict[str, Any]]:
-        async with self.turns.of(caller):
-            return await anyio.to_thread.run_sync(metrics, self.storage, caller, job, after)
+        return await self.work(caller, metrics, self.storage, caller, job, after)
 
     async def checkpoints(self, caller: Caller, job: str) -> list[tuple[int, int]]:
+        return await self.work(caller, checkpoints, self.storage, caller, job)
+
+    async def work(self, caller: Caller, do: Callable[[*Given], Made], *given: *Given) -> Made:
+        """What of a long job takes long, at her turn and in a thread."""
         async with self.turns.of(caller):
-            return await anyio.to_thread.run_sync(checkpoints, self.storage, caller, job)
+            return await anyio.to_thread.run_sync(do, *given)
 
 
 def log(storage: Storage, caller: Caller, job: str, offset: int, most: int = PIECE) -> LogPiece:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
 from rocstack.jobs.recipe import JobRequest
@@ -167,8 +166,7 @@ class Tuning:
         said = await self.jobs.rows.events(caller, row.id)
         steps = await self.progress.metrics(caller, row.id, after)
         saved = await self.progress.checkpoints(caller, row.id)
-        async with self.progress.turns.of(caller):
-            found = await anyio.to_thread.run_sync(events_of, row, said, steps, saved)
+        found = await self.progress.work(caller, events_of, row, said, steps, saved)
         return found, steps[-1]["step"] if steps else after
 
     async def stream(self, caller: Caller, key: str, last: str | None = None) -> AsyncIterator[dict[str, Any]]:

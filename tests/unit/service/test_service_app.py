@@ -80,6 +80,16 @@ async def test_a_strangers_request_without_end_is_refused(site: Site, path: str,
         assert answer.json()["error"]["code"] == "request-too-large"
 
 
+@pytest.mark.parametrize("colon", [":", " \n:"])
+async def test_a_request_of_very_many_names_is_refused(site: Site, colon: str) -> None:
+    """Each would become a sentence about what is wrong with it, and nobody else is answered meanwhile."""
+    names = ",".join(f'"n{number}"{colon}1' for number in range(10_001))
+    head = {"Content-Type": "application/json"}
+    for body in (f"{{{names}}}", f'{{"model": "m", "training_file": "f", "metadata": {{{names}}}}}'):
+        answer = await site.of("alice").post("/v1/fine_tuning/jobs", content=body, headers=head)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request-too-large")
+
+
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/uploads/upload-1/parts", "/files"])
 async def test_a_file_of_a_stranger_is_not_read(site: Site, path: str) -> None:
     taken = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from typing import Any
 
 import pytest
 from conftest import Site
 
-from rocstack.service import progress
+from rocstack.service import page, progress
 
 pytestmark = pytest.mark.anyio
 
@@ -64,3 +66,29 @@ def test_short_lines_of_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "READ_LINES", 4)
     rows = [*(f'{{"step":{step}}}' for step in range(1, 9)), *['{"step":9}'] * 3, ""]
     assert [row["step"] for row in progress._steps("\n".join(rows).encode())] == [9]
+
+
+async def test_what_is_made_of_many_steps_is_made_beside_what_others_ask(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Curves of fifty thousand, and what is answered of them, take half a second."""
+    alice, here, where = site.of("alice"), threading.get_ident(), set[int]()
+    key = (await alice.post("/v1/jobs", json={"recipe": "mine", "arguments": ["true"]})).json()["id"]
+    (site.data / "alice/jobs" / key / "metrics.jsonl").write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n')
+
+    class Row(dict[str, Any]):
+        def items(self) -> Any:
+            where.add(threading.get_ident())
+            return super().items()
+
+    draw, parse = page.curve, progress._steps
+    monkeypatch.setattr(page, "curve", lambda *given: where.add(threading.get_ident()) or draw(*given))
+    monkeypatch.setattr(progress, "_steps", lambda data: [Row(row) for row in parse(data)])
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    answer = await alice.get(f"/v1/jobs/{key}/metrics")
+    assert answer.json() == {
+        "object": "list", "data": [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}], "has_more": False,
+    }  # fmt: skip
+    assert "<svg" in (await alice.get(f"/jobs/{key}")).text
+    assert where
+    assert here not in where

@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from rocstack.base.text import visible
 from rocstack.cluster.service import ClusterServiceLimits
-from rocstack.service import audit, dataset
+from rocstack.service import audit, dataset, tables
 from rocstack.service.config import MIB
 from rocstack.service.database import Database
 from rocstack.service.failures import Away, NotNow, NotThere, RequestRefused, TooBig
@@ -241,7 +241,7 @@ def for_training(purpose: str) -> None:
 
 
 def _own(session: Session, caller: Caller, key: str) -> StoredFile:
-    row = session.get(StoredFile, key)
+    row = tables.named(session, StoredFile, key)
     if row is None or row.owner != caller.name:
         raise NotThere.of("no-such-file", file=visible(key[:64])).about("file_id")
     return row

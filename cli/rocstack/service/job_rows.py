@@ -8,7 +8,7 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from rocstack.base.text import visible
-from rocstack.service import audit
+from rocstack.service import audit, tables
 from rocstack.service.database import Database
 from rocstack.service.failures import NotThere
 from rocstack.service.identity import Caller
@@ -60,7 +60,7 @@ def older_than(owner: str, kept: int) -> Select[Any]:
 
 
 def own(session: Session, caller: Caller, key: str) -> JobRow:
-    row = session.get(JobRow, key)
+    row = tables.named(session, JobRow, key)
     if row is None or row.owner != caller.name:
         raise NotThere.of("no-such-own-job", job=visible(key[:64])).about("job_id")
     return row

@@ -17,7 +17,7 @@ from rocstack.base.errors import hinted
 from rocstack.base.text import from_json, visible
 from rocstack.serve.adapter_check import CONFIG, MOST_CONFIG, WEIGHTS
 from rocstack.serve.safetensors_header import read_header
-from rocstack.service import audit
+from rocstack.service import audit, tables
 from rocstack.service.database import Database
 from rocstack.service.failures import NotNow, NotThere, RequestRefused, TooBig
 from rocstack.service.identity import Caller
@@ -80,7 +80,7 @@ class Models:
         Raises:
             NotThere
         """
-        row = await self.database.run(lambda session: session.get(ModelRow, name))
+        row = await self.database.run(lambda session: tables.named(session, ModelRow, name))
         if row is not None and row.owner != caller.name:
             row = None
         bases = dict(await anyio.to_thread.run_sync(self.bases))

@@ -1,9 +1,9 @@
 """What the database keeps: files and uploads, jobs, models, and who changed what. Times are seconds since 1970."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import JSON, BigInteger, Index, String, Text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 KEY, USER, NAME = String(64), String(32), String(255)
 
@@ -112,3 +112,13 @@ class AuditLine(Table):
     what: Mapped[str] = mapped_column(String(32))
     target: Mapped[str] = mapped_column(NAME)
     detail: Mapped[str] = mapped_column(Text)
+
+
+Named = TypeVar("Named", StoredFile, UploadRow, JobRow, ModelRow)
+
+
+def named(session: Session, table: type[Named], key: str) -> Named | None:
+    """What is called exactly so. MariaDB takes capitals for small letters, and doesn't see some characters; files and
+    locks that belong to it have the one name alone."""
+    row = session.get(table, key)
+    return row if row is not None and row.id == key else None

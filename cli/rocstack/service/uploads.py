@@ -11,7 +11,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from rocstack.base.text import visible
-from rocstack.service import audit
+from rocstack.service import audit, tables
 from rocstack.service.config import MIB
 from rocstack.service.failures import NotNow, NotThere, RequestRefused, TooBig
 from rocstack.service.files import PENDING, UPLOAD_S, StoredFiles, for_training, named, now, synced, to_dict
@@ -169,7 +169,7 @@ def _completed(session: Session, caller: Caller, key: str, file: str) -> None:
 
 
 def _upload(session: Session, caller: Caller, key: str, *, open_: bool = True) -> UploadRow:
-    row = session.get(UploadRow, key)
+    row = tables.named(session, UploadRow, key)
     if row is None or row.owner != caller.name:
         raise NotThere.of("no-such-upload", upload=visible(key[:64])).about("upload_id")
     if open_ and (row.status != PENDING or row.created + UPLOAD_S <= now()):

@@ -20,6 +20,7 @@ from conftest import CHAT, Site, lines
 from fake_slurmrestd import token
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.orm import Session
 
 from rocstack.service import dataset, uploads
 from rocstack.service.failures import RequestRefused, TooBig
@@ -137,6 +138,23 @@ async def test_an_id_is_never_a_path(site: Site, key: str) -> None:
     answer = await site.of("alice").get(f"/v1/files/{key}/content")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_an_id_is_what_it_is_written_as(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MariaDB finds a row by its id in capitals, too; its file and its locks have the one name alone."""
+    there = Session.get
+    monkeypatch.setattr(Session, "get", lambda self, kind, key, **more: there(self, kind, key.lower(), **more))
+    alice = site.of("alice")
+    file = (await put(alice, GOOD)).json()["id"]
+    begun = {"filename": "b.jsonl", "purpose": "fine-tune", "bytes": 10, "mime_type": "text/jsonl"}
+    upload = (await alice.post("/v1/uploads", json=begun)).json()["id"]
+    job = (await alice.post("/v1/jobs", json={"recipe": "mine", "arguments": ["true"]})).json()["id"]
+    assert (await alice.delete(f"/v1/files/{file.upper()}")).status_code == 404
+    assert os.listdir(site.data / "alice" / "files") == [f"{file}.jsonl"]
+    assert (await alice.post(f"/v1/uploads/{upload.upper()}/cancel")).status_code == 404
+    assert (await alice.post(f"/v1/jobs/{job.upper()}/cancel")).status_code == 404
+    assert (await alice.delete(f"/v1/files/{file}")).status_code == 200
+    assert not os.listdir(site.data / "alice" / "files")
 
 
 async def test_the_limit_of_a_file_and_the_quota(site: Site) -> None:

@@ -142,7 +142,7 @@ def provider_private_abi(node: NodeProfile) -> Iterator[Values]:
 def qp_bug(node: NodeProfile) -> Iterator[Values]:
     for driver, _, abi, own in _speaking(node):
         for library in own:
-            release = re.match(r"(\d+)\.\d+(?![\d.]*\.\d+\.\d+)", library.version or "")
+            release = re.match(r"(\d{1,9})\.\d+(?![\d.]*\.\d+\.\d+)", library.version or "")
             if driver == "bnxt_re" and abi == 1 and _takes(library, 1) and release and int(release[1]) < 63:
                 yield {"path": library.path, "version": library.version}
 

@@ -207,6 +207,12 @@ def test_what_is_right_or_not_known_is_no_finding(profile: NodeProfile) -> None:
     assert ids(profile) <= {"no-gpu"}
 
 
+def test_a_version_of_thousands_of_digits_ends_no_examination() -> None:
+    """Python reads no such number. A node says what its packages' versions are."""
+    endless = replace(OWN, version=f"{'9' * 5000}.1-1")
+    assert ids(node("abi=1", libraries=(VERBS, endless))) == ids(node("abi=1", libraries=(VERBS, OWN))) - {"qp-bug"}
+
+
 def test_a_port_of_another_network_may_be_down() -> None:
     """The management card of mi300x-cx7, also where it doesn't hold the default route."""
     down = node("port-down=mlx5_8", kind="mi300x-cx7", libraries=())

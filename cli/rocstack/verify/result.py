@@ -48,7 +48,13 @@ def plain(text: str) -> str:
     return visible_lines(_STEERING.sub("", text))
 
 
+def _within(value: float | str | None) -> float | str | None:
+    """Of a larger number than any that is measured, a tool's output may have hundreds of digits; no float holds it."""
+    return max(-LARGEST, min(value, LARGEST)) if type(value) is int else value
+
+
 Text = Annotated[str, AfterValidator(plain)]
+LARGEST = 2**63 - 1
 
 
 def _known(need: str) -> str:
@@ -99,7 +105,7 @@ class Measure(Value):
     state: State
     node: str = ""
     peer: str = ""
-    value: float | int | Text | bool | None = None
+    value: Annotated[float | int | Text | bool | None, AfterValidator(_within)] = None
     unit: str = ""
     wanted: str = ""  # "at least 304 GB/s"
     source: str = ""  # of the threshold

@@ -174,3 +174,14 @@ def test_a_number_that_no_scale_has_is_said_instead_of_drawn(value: float) -> No
     made = run(result(on("n1"), drawings={"curves": curves, "matrix": {"quantities": [one]}}))
     assert len(drawings.read(made).unreadable) == 2
     assert "drawn" in page.html(made)
+
+
+@pytest.mark.parametrize("digits", [19, 30, 900])
+def test_a_number_that_no_float_holds_ends_no_report(digits: int) -> None:
+    """A worker's tool may say so many wrong elements beside its bandwidth, which is a fraction."""
+    endless = int("9" * digits)
+    for value, kept in ((endless, 2**63 - 1), (-endless, 1 - 2**63)):
+        odd = on("n1", value=value, unit="elements")
+        assert odd.value == kept
+        assert page.html(run(result(odd, on("n1", value=1.5, unit="elements"))))
+    assert on("n1", value=True).value is True

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PORT = 8443
 ARGUMENTS = ("--enforce-eager", "--dtype=float32", "--max-model-len=256", "--kv-cache-memory-bytes=67108864")
 # Of the gateway, as whoever is root on the node.
-KILL = "docker exec rocstack-worker pkill --signal KILL --full 'python3 -m rocstack[.]serve'"
+KILL = "docker exec rocstack-worker pkill --signal KILL --full -- '-m rocstack[.]serve'"
 
 # What a fine-tuning job's end does, for a job that took its adapter from elsewhere: this image trains nothing.
 REGISTER = """\

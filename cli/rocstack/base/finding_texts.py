@@ -19,7 +19,7 @@ from rocstack.base.words import Line, Name, Value
 
 RULES = "rules.yml"  # entries with conditions: rocstack.stack.rules reads them
 Texts = Annotated[tuple[Line, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-Shown = Literal["one-node", "rdma-used"]  # what the whole of a log shows
+Shown = Literal["one-node", "rdma-used", "device-opened"]  # what the whole of a log shows
 ShownList = Annotated[tuple[Shown, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 

@@ -40,11 +40,13 @@ class Rules:
 
     def __init__(self) -> None:
         self.network, self.start, self.links = _Network(), _Start(), _Links()
+        self.opened = False  # ibv_devinfo shows a device
         self.all: tuple[_Rule, ...] = (self.network, _Plugin(), _Nics(), self.start, self.links)
 
     def look(self, piece: bytes, before: int) -> None:
         """`before`: lines that came before this piece."""
         self.network.info = self.network.info or any(mark in piece for mark in (b"NCCL INFO", b"NCCL WARN"))
+        self.opened = self.opened or b"hca_id:" in piece
         self.start.piece(piece)
         for rule in self.all:
             for key in rule.keys:
@@ -61,7 +63,7 @@ class Rules:
 
     def shown(self) -> set[str]:
         """What makes an entry harmless that says so."""
-        return self.network.shown()
+        return self.network.shown() | ({"device-opened"} if self.opened else set())
 
     def transports(self) -> dict[str, int]:
         return self.network.used()

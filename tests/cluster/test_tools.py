@@ -167,8 +167,11 @@ def judge_rvs(record: Recorder, node: str, module: str, run: Mapping[str, Any] |
 
 @check(
     name="transferbench",
-    title="GPUs copy to each other and to and from host memory at their links' speed",
-    cannot="a pair that has more than 65 % of its node's median, where the average passes",
+    title="GPUs copy to each other and to host memory at their links' speed",
+    cannot=(
+        "a pair, or a GPU's way to host memory, that has more than 65 % of its node's median, where the average passes; "
+        "all ways to host memory slow alike, and copies from there: `rvs` measures them"
+    ),
     level=3,
     needs=(*NEEDS, "tool:TransferBench"),
     cause="an xGMI or PCIe link is down or slow, the IOMMU isn't in pass-through mode, or NUMA balancing is on",
@@ -204,7 +207,10 @@ def test_transferbench(record: Recorder, evidence: Any, cluster: Any) -> None:
         if peers:
             record.judge(node, peers["Uni"].get("GPU->GPU"), "transferbench-p2p")
             record.judge(node, peers["Bi"].get("GPU->GPU"), "transferbench-p2p-bidirectional")
-            judge_pairs(record, node, "p2p", gpu_tools.peer_pairs(runs["p2p"]["out"]))
+            ways = gpu_tools.peer_pairs(runs["p2p"]["out"])
+            judge_pairs(record, node, "p2p", between_gpus(ways["Uni"]))
+            judge_pairs(record, node, "p2p, both ways at once", between_gpus(ways["Bi"]))
+            judge_host(record, node, ways["Uni"])
         tests = read(record, node, runs.get("example"), gpu_tools.configured, "TransferBench example.cfg")
         if tests:
             judge_tests(record, node, tests)
@@ -227,13 +233,35 @@ def judge_pairs(record: Recorder, node: str, preset: str, pairs: Mapping[tuple[i
         why = f"{preset}: {count(len(missing), 'pair')} of GPUs not measured, such as {shown}"
         record.failed(node, why, len(missing), "pairs not measured", wanted="0")
         return
-    usual = median(pairs.values())
-    slow = {pair: speed for pair, speed in pairs.items() if speed < SLOW * usual}
+    judge_slowest(record, node, preset, {f"GPU {a} to {b}": speed for (a, b), speed in pairs.items()}, "other pair")
+
+
+def judge_slowest(record: Recorder, node: str, preset: str, ways: Mapping[str, float], others: str) -> None:
+    """`others`: what one of the ways is called."""
+    usual = median(ways.values())
+    slow = {way: speed for way, speed in ways.items() if speed < SLOW * usual}
     if slow:
-        (a, b), speed = min(slow.items(), key=lambda item: item[1])
-        others = f" and {count(len(slow) - 1, 'other pair')}" if len(slow) > 1 else ""
-        why = f"{preset}: GPU {a} to {b}{others}: {speed:g} GB/s, where most have {usual:g}"
+        way, speed = min(slow.items(), key=lambda item: item[1])
+        more = f" and {count(len(slow) - 1, others)}" if len(slow) > 1 else ""
+        why = f"{preset}: {way}{more}: {speed:g} GB/s, where most have {usual:g}"
         record.failed(node, why, speed, "GB/s", wanted=f"at least {SLOW * usual:.4g} GB/s, {SLOW:.0%} of the median")
+
+
+def between_gpus(ways: Mapping[tuple[str, str], float]) -> dict[tuple[int, int], float]:
+    """(from, to) -> GB/s."""
+    gpus = {pair: speed for pair, speed in ways.items() if all(end.startswith("GPU") for end in pair)}
+    return {(int(a.removeprefix("GPU ")), int(b.removeprefix("GPU "))): speed for (a, b), speed in gpus.items()}
+
+
+def judge_host(record: Recorder, node: str, ways: Mapping[tuple[str, str], float]) -> None:
+    """Each GPU of a board has its own way to host memory, the best of which is that to its nearest processor."""
+    best: dict[str, float] = {}
+    for (source, target), speed in ways.items():
+        if source.startswith("GPU") and target.startswith("CPU"):
+            best[source] = max(speed, best.get(source, 0.0))
+    if best and meshed(record, node):
+        named = {f"{gpu} to host memory": speed for gpu, speed in best.items()}
+        judge_slowest(record, node, "p2p", named, "other GPU")
 
 
 def judge_tests(record: Recorder, node: str, tests: Mapping[int, Sequence[float]]) -> None:

@@ -18,7 +18,7 @@ ONE_BY_ONE = ("gst", "iet")  # modules whose `duration` is that of each GPU
 START = 2  # seconds of an action on a GPU before it begins
 LEAST = 1200  # seconds, also where a configuration has no times, as that of mem
 KEPT = re.compile(
-    r"^\[RESULT.*(met: |pass: |mem +T|=+ ?Test \d|peers: ?|GBps|not measured|check error)|ERROR|cannot|denied"
+    r"\[RESULT.*(met: |pass: |mem +T|=+ ?Test \d|peers: ?|GBps|not measured|check error)|ERROR|FAIL |cannot|denied"
 )
 LINES = 40  # of the end, where there is no result
 UNTOLD = 3  # exit code without a configuration

@@ -42,12 +42,13 @@ def example(tests: dict[int, tuple[float, ...]]) -> str:
 def pairs(average: str, other: str, cpus: int = 0) -> str:
     """A preset's table of eight GPUs that reach each other at 48 GB/s, with what a recorded output has after its own.
     With `cpus`, as p2p draws it."""
-    cells = {(a, b): "N/A" if a == b and not cpus else "48.000" for a in range(8) for b in range(8)}
-    arrow, more = (" -> ", [""]) if cpus else (" ", [" 336.0", " 335.0"])
-    rows = [
-        f"GPU {a:02}{arrow}{'55.30 ' * cpus}{' '.join(cells[a, b] for b in range(8))}{''.join(more)}" for a in range(8)
-    ]
-    return "\n".join([average, *rows, other])
+    arrow, more = (" -> ", "") if cpus else (" ", " 336.0 335.0")
+    return "\n".join([average, *rows(arrow, "55.30 " * cpus, "48.000", more, itself=bool(cpus)), other])
+
+
+def rows(arrow: str, first: str, speed: str, more: str = "", *, itself: bool = False) -> list[str]:
+    cells = [" ".join("N/A" if a == b and not itself else speed for b in range(8)) for a in range(8)]
+    return [f"GPU {a:02}{arrow}{first}{row}{more}" for a, row in enumerate(cells)]
 
 
 def real() -> Evidence:
@@ -62,8 +63,11 @@ def real() -> Evidence:
     bench = {name: said("transferbench", name) for name in ("a2a", "p2p")}
     head, _, tail = bench["a2a"]["out"].partition("\n\nRTotal")
     bench["a2a"]["out"] = pairs(head.partition("\nGPU 00")[0], f"\nRTotal{tail}")
-    head, _, tail = bench["p2p"]["out"].partition("\n                           CPU->CPU")
-    bench["p2p"]["out"] = pairs(head.partition("\n  CPU 00")[0], f"                           CPU->CPU{tail}", cpus=1)
+    one, _, both = bench["p2p"]["out"].partition("\n\nBidirectional")
+    head, _, tail = one.partition("\n  CPU 00")
+    table = pairs(head, f"CPU->CPU{tail.partition('CPU->CPU')[2]}", cpus=1)
+    ways = [*rows(" -> ", "54.1 ", "46.100"), *rows(" <- ", "33.9 ", "46.300"), *rows(" <-> ", "88.0 ", "92.400")]
+    bench["p2p"]["out"] = "\n".join([table, "Bidirectional", *ways, f"CPU->CPU{both.partition('CPU->CPU')[2]}"])
     bench |= {"example": {"code": 0, "out": example(EXAMPLE)}}
     gemm = {"rocblas-fp32 GPU 0": said("rocblas", "gemm-fp32"), "rocblas-fp16 GPU 0": said("rocblas", "gemm-batched")}
     gpu = {"name": "AMD Instinct MI300X", "tflops": 640.0, "gb": 4600.0, "error": 0.002}

@@ -4,6 +4,7 @@ prints lines of comma-separated names and values (github.com/ROCm/rocBLAS, clien
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 
 from rocstack.verify.parsers import bad, lines
 
@@ -13,12 +14,12 @@ _ERROR = re.compile(r"^\[ERROR\]|^Error: No valid transfers")
 _UNLINKED = re.compile(r"^- Copying \d+ bytes between directly .*\(0 Transfers\)|^Error: No valid transfers")
 _AVERAGE = re.compile(rf"^(Average|Aggregate) +bandwidth \((GPU|CPU) Timed\): +({_NUMBER}) GB/s")
 _PEER = re.compile(r"^Averages \(During +(Uni|Bi)Dir\): +(.*)$")
-# From a GPU to each CPU and GPU, in the table of one way.
-_PEER_ROW = re.compile(rf"^GPU +(\d+)(?: +->)?((?: +(?:{_NUMBER}|N/A))+)$")
+# From a CPU or GPU to each of them, CPUs first; of both ways at once their sum, which is the last of three rows.
+_PEER_ROW = re.compile(rf"^([CG]PU) +(\d+)(?: +<?->)?((?: +(?:{_NUMBER}|N/A))+)$")
 _KINDS = ("CPU->CPU", "CPU->GPU", "GPU->CPU", "GPU->GPU")
 _GPU_ROW = re.compile(rf"^GPU +(\d+)((?: +(?:{_NUMBER}|N/A|-?nan|-?inf))+)$")
 _GPU_HEAD = re.compile(r"^SRC\\DST((?: +GPU +\d+)+)")
-_NO_SPEED = re.compile(r"^GPU +\d+.*\b(?:nan|inf)\b")
+_NO_SPEED = re.compile(r"^[CG]PU +\d+.*\b(?:nan|inf)\b")
 _TEST = re.compile(r"^Test (\d+):")
 _TEST_END = re.compile(r"^Aggregate +\(CPU\)")
 _TRANSFER = re.compile(rf"^Transfer +(\d+) +({_NUMBER}|-?nan|-?inf) GB/s +\S.*\S +\S.*$")
@@ -67,12 +68,17 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[s
     """Of "Uni" and "Bi", one and both ways: averages by kind, such as "GPU->GPU"; one that the node hasn't is left out.
 
     Raises:
-        CheckFailed: it complains, or its averages of both kinds aren't there.
+        CheckFailed: it complains, a row isn't whole, or its averages of both kinds aren't there.
     """
     averages: dict[str, dict[str, float]] = {}
+    columns = 0
     for number, line in enumerate(_lines(text, tool), 1):
         if _NO_SPEED.match(line):
             raise bad(tool, text, "a pair's speed is none", number)
+        if match := _PEER_ROW.match(line):
+            own, columns = len(match[3].split()), columns or len(match[3].split())
+            if own != columns:
+                raise bad(tool, text, "this row of its table is cut off", number)
         words = match[2].split() if (match := _PEER.match(line)) else []
         if match and len(words) == len(_KINDS):
             try:
@@ -85,22 +91,30 @@ def peer_to_peer(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[s
     return averages
 
 
-def peer_pairs(text: str, tool: str = "TransferBench p2p") -> dict[tuple[int, int], float]:
-    """One way, each pair of GPUs alone: (from, to) -> GB/s.
+def peer_pairs(text: str, tool: str = "TransferBench p2p") -> dict[str, dict[tuple[str, str], float]]:
+    """Of "Uni" and "Bi", each pair alone: (from, to), such as ("GPU 0", "CPU 1") -> GB/s; of both ways their sum.
 
     Raises:
         CheckFailed: as `peer_to_peer`.
     """
-    rows: dict[int, list[str]] = {}
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    rows: dict[str, list[str]] = {}
     for line in _lines(text, tool):
-        if _PEER.match(line):
-            break
-        if match := _PEER_ROW.match(line):
-            rows[int(match[1])] = match[2].split()
+        if match := _PEER.match(line):
+            found[match[1]], rows = _pairs(rows), {}
+        elif match := _PEER_ROW.match(line):
+            rows[f"{match[1]} {int(match[2])}"] = match[3].split()
+    return found
+
+
+def _pairs(rows: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], float]:
+    gpus = [name for name in rows if name.startswith("GPU")]
+    cpus = max(map(len, rows.values()), default=0) - len(gpus)
+    heads = [*(f"CPU {number}" for number in range(cpus)), *gpus]
     return {
         (source, target): float(word)
         for source, words in rows.items()
-        for target, word in enumerate(words[-len(rows) :])  # CPUs come first
+        for target, word in zip(heads, words, strict=False)
         if source != target and word != "N/A"
     }
 

@@ -7,7 +7,7 @@ from rocstack.verify.parsers import bad, lines
 
 _HEADER = re.compile(r"#bytes.*BW average\[(\w+)/sec\]")
 _COLUMN = re.compile(r"#\w+|BW (?:peak|average|Port\d)|MsgRate(?: Port\d)?|CPU_Util|(?<![^\s\[])[^\s\[]+\[[^\s\[\]]+\]")
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|-?nan|-")
+_NUMBER = re.compile(r"\d+(?:\.\d*)?|-?nan|inf|-")  # a peak of two messages that ended at once is infinite
 _NOISE = re.compile(r"conflicting cpu frequency|^(?:libibverbs: )?warning|cpu frequency is not max", re.IGNORECASE)
 _FAILED = re.compile(r"^(?:Failed status|Completion with error)\b")  # also behind a table, of a run that followed
 _MIB = 1024 * 1024 * 8 / 1e9

@@ -76,7 +76,9 @@ def run(rvs, path, limit):
             kept.append(last[-1])
     code = process.wait()
     timer.cancel()
-    print("\n".join(kept if any("RESULT" in line for line in kept) else [*kept, *last]))
+    if not any("RESULT" in line for line in kept):
+        kept = [*(line for line in kept if line not in last), *last]
+    print("\n".join(kept))
     if late.is_set():
         print(f"[ERROR ] stopped after {limit:.0f} s, half as long again as its configuration takes")
     return code

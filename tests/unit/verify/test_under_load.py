@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,9 @@ import pytest
 from evidence_replay import good, replay
 from module_file import module_of
 
-from rocstack.base.errors import BadInput
+from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.verify import suite
+from rocstack.verify.parsers import rvs as rvs_parser
 from rocstack.verify.slurm_session import INDEPENDENT, StepOutput
 
 SAMPLES = Path(__file__).parents[1] / "data/verify/parsers"
@@ -368,6 +371,26 @@ def rvs_program() -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "rvs"}
     exec((suite.checks() / "programs/rvs.py").read_text(), found)
     return found
+
+
+@pytest.mark.parametrize("path", sorted((SAMPLES / "rvs").glob("*.txt")), ids=lambda path: path.stem)
+def test_what_the_program_keeps_of_rvs_words_is_read_as_all_of_them(path: Path, tmp_path: Path) -> None:
+    """Whatever the parser goes by is among it: `rvs` is a program that says a recorded output."""
+    rvs = tmp_path / "rvs"
+    rvs.write_text(f"#!/bin/sh\ngrep -v '^# rocstack' {path}\n")
+    rvs.chmod(0o755)
+    text = path.read_text(encoding="utf-8")
+    own = "".join(line for line in text.splitlines(keepends=True) if line.startswith("# rocstack"))
+    with redirect_stdout(StringIO()) as said:
+        rvs_program()["run"](str(rvs), "x.conf", 60)
+    assert read(own + said.getvalue()) == read(text)
+
+
+def read(text: str) -> Any:
+    try:
+        return rvs_parser.parse(text)
+    except CheckFailed as error:
+        return error.code
 
 
 def test_rvs_may_take_as_long_as_its_configuration_asks_for() -> None:

@@ -169,8 +169,8 @@ def judge_rvs(record: Recorder, node: str, module: str, run: Mapping[str, Any] |
     name="transferbench",
     title="GPUs copy to each other and to host memory at their links' speed",
     cannot=(
-        "a pair, or a GPU's way to host memory, that has more than 65 % of its node's median, where the average passes; "
-        "all ways to host memory slow alike, and copies from there: `rvs` measures them"
+        "a pair, or a GPU's way to host memory, that has more than 65 % of its node's median, where the average "
+        "passes; all ways to host memory slow alike, and copies from there: `rvs` measures them"
     ),
     level=3,
     needs=(*NEEDS, "tool:TransferBench"),

@@ -35,7 +35,8 @@ _HINT = re.compile(
     r"|\.py::\w{1,80}\[(?:[^\[\]]|\[[^\[\]]{0,40}\]){0,100}|^(?:ok \d{1,6} - |(?:# |--- )?PASS(?:ED)?: |XFAIL ).{0,100}"
     # What is looked for, in quotes, in Go's words for a rule or right behind; and what a test has made happen.
     r"|\b[efr]?grep (?:-\S{1,20} ){0,4}[\"'][^\"']{0,100}|\b[Pp]attern\"?[:=] ?"
-    r"|\b[Pp]attern\"?[:=] ?(?:re\.compile\()?[rR]?[\"'`(]{1,2}[^\"'`{}]{0,60}|\{[^{}]{0,60}\bPattern:(?! )[^\"'`{}]{0,60}"
+    r"|\b[Pp]attern\"?[:=] ?(?:re\.compile\()?[rR]?[\"'`(]{1,2}[^\"'`{}]{0,60}"
+    r"|\{[^{}]{0,60}\bPattern:(?! )[^\"'`{}]{0,60}"
     r"|\b(?:[Cc]aught expected\b|[Ee]xpected (?:error|failure|exception)(?: \([^()]{0,40}\))?:)[^.;]{0,60})$"
 )
 # What a program says below the level of a warning, in the forms of UCX, Slurm, HIP (AMD_LOG_LEVEL) and Go's loggers.

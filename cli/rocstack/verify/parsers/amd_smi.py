@@ -13,6 +13,7 @@ NONE = "N/A"
 _ADDRESS = re.compile(r"[0-9a-fA-F]{4,16}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]")
 # Its warnings, which go before and behind what it answers, may be in brackets, too.
 _BEGINS = re.compile(r"\s*(?:\[\s*(?:[{\]]|$)|\{)")
+_ENDS = re.compile(r"\s*(?:[\[{].*)?[\]}]\s*")
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> t
     starts = [number for number, line in enumerate(known) if _BEGINS.match(line)]
     if not starts:
         raise bad(tool, text, "it answered no JSON")
-    last = max((number for number, line in enumerate(known) if line.rstrip().endswith(("]", "}"))), default=len(known))
+    last = max((number for number, line in enumerate(known) if _ENDS.fullmatch(line)), default=len(known))
     try:
         rows = from_json("\n".join(known[starts[0] : last + 1]))
     except ValueError as error:

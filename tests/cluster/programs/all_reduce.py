@@ -4,6 +4,7 @@ Arguments: the backend (nccl or gloo), sizes in bytes with commas, rounds.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -22,6 +23,11 @@ def ring(dist, torch, values):
         for work in dist.batch_isend_irecv(moves) if moves else []:
             work.wait()
         target.copy_(landing + target if step < n - 1 else landing)
+
+
+def worst(errors):
+    """The largest: what is no number is worse than any, and would be less than none to `max`."""
+    return max(error if math.isfinite(error) else math.inf for error in errors)
 
 
 def main():
@@ -44,7 +50,7 @@ def main():
             for name, summed in sides.items():
                 if name == "ring" and size > compared:
                     continue
-                times, error = [], 0.0
+                times, errors = [], []
                 for _ in range(rounds + 1):  # the first isn't timed
                     values = mine.clone()
                     if rank.device != "cpu":
@@ -55,10 +61,11 @@ def main():
                     if rank.device != "cpu":
                         torch.cuda.synchronize()
                     times.append(time.perf_counter() - began)
-                    error = max(error, float((values - total).norm() / total.norm()))
-                slowest = torch.tensor(times[1:], dtype=torch.float64).to(rank.device)
-                dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-                took = median(slowest.tolist())
+                    errors.append(float((values - total).norm() / total.norm()))
+                ends = torch.tensor([worst(errors), *times[1:]], dtype=torch.float64).to(rank.device)
+                dist.all_reduce(ends, op=dist.ReduceOp.MAX)  # of all ranks: each has sums of its own
+                error, *slowest = ends.tolist()
+                took = median(slowest)
                 busbw = 2 * (rank.world - 1) / rank.world * mine.nbytes / took / 1e9
                 rows.append({"bytes": mine.nbytes, "side": name, "ms": took * 1e3, "busbw_gb_s": busbw, "error": error})
     if rank.rank == 0:

@@ -4,7 +4,10 @@ program that runs them, on this machine."""
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ import pytest
 from evidence_replay import good, replay
 from module_file import module_of
 
+from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed
 from rocstack.verify import suite
 from rocstack.verify.parsers import rvs as rvs_parser
@@ -109,6 +113,49 @@ def test_without_gpus_or_rccl_tests_it_is_our_own_benchmark(gpus: int, tools: li
     assert [words[0] for _, words, _ in cluster.slurm.steps] == (["nccl"] * 2 if gpus else ["gloo"])
     assert {more["tasks"] for *_, more in cluster.slurm.steps} == {ranks}
     assert not gpus or cluster.slurm.steps[1][1][1] == "8589934592"
+
+
+def test_a_sum_that_is_no_number_is_the_worst_error() -> None:
+    program = module("programs/all_reduce.py")
+    assert program.worst([0.0, 1e-7, 3e-8]) == 1e-7
+    assert [program.worst(each) for each in ([0.0, math.nan], [math.nan, 0.0], [math.inf])] == [math.inf] * 3
+
+
+HIP = """#pragma once
+#include <cstdlib>
+#define __global__
+struct hipDeviceProp_t { char gcnArchName[8]; };
+enum hipError_t { hipSuccess, hipErrorNoDevice };
+enum { hipMemcpyHostToDevice, hipMemcpyDeviceToHost };
+struct { int x; } blockIdx, blockDim, threadIdx;
+inline const char *hipGetErrorString(hipError_t) { return ""; }
+inline hipError_t hipSetDevice(int) { return hipSuccess; }
+inline hipError_t hipGetLastError() { return hipSuccess; }
+inline hipError_t hipGetDeviceCount(int *count) { *count = 1; return hipSuccess; }
+inline hipError_t hipGetDeviceProperties(hipDeviceProp_t *it, int) { *it = {"gfx942"}; return hipSuccess; }
+inline hipError_t hipMalloc(float **to, size_t bytes) { *to = (float *)malloc(bytes); return hipSuccess; }
+inline hipError_t hipMemcpy(float *to, const float *from, size_t bytes, int) {
+    for (size_t i = 0; i < bytes / 4; i++) to[i] = from[i];
+    return hipSuccess;
+}
+"""  # that of a GPU which computes on the processor, one element after the other
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+@pytest.mark.parametrize(("spoilt", "said"), [("", "result is right"), ("NAN", "is nan"), ("0.5f", "element 3 is 0.5")])
+def test_hip_check_calls_no_wrong_result_right(spoilt: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "hip").mkdir()
+    (tmp_path / "hip/hip_runtime.h").write_text(HIP)
+    source = (paths.images() / "check/hip_check.hip").read_text()
+    each = "for (blockDim.x = 1, blockIdx.x = 0; blockIdx.x < n; blockIdx.x++) sines(from, to, n);"
+    source, launches = re.subn(r"sines<<<.*>>>\(from, to, n\);", each + (f" to[3] = {spoilt};" if spoilt else ""), source)
+    assert launches == 1
+    (tmp_path / "check.cpp").write_text(source)
+    words = ["g++", "-I", tmp_path, '-DHIPCC_VERSION=""', "-o", tmp_path / "check", tmp_path / "check.cpp"]
+    subprocess.run(words, check=True)
+    done = subprocess.run([tmp_path / "check"], capture_output=True, text=True)
+    assert said in done.stdout
+    assert done.returncode == bool(spoilt)
 
 
 def test_what_takes_longer_than_is_left_has_an_allocation_of_its_own() -> None:

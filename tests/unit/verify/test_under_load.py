@@ -148,7 +148,9 @@ def test_hip_check_calls_no_wrong_result_right(spoilt: str, said: str, tmp_path:
     (tmp_path / "hip/hip_runtime.h").write_text(HIP)
     source = (paths.images() / "check/hip_check.hip").read_text()
     each = "for (blockDim.x = 1, blockIdx.x = 0; blockIdx.x < n; blockIdx.x++) sines(from, to, n);"
-    source, launches = re.subn(r"sines<<<.*>>>\(from, to, n\);", each + (f" to[3] = {spoilt};" if spoilt else ""), source)
+    source, launches = re.subn(
+        r"sines<<<.*>>>\(from, to, n\);", each + (f" to[3] = {spoilt};" if spoilt else ""), source
+    )
     assert launches == 1
     (tmp_path / "check.cpp").write_text(source)
     words = ["g++", "-I", tmp_path, '-DHIPCC_VERSION=""', "-o", tmp_path / "check", tmp_path / "check.cpp"]

@@ -20,6 +20,7 @@ QUANTITY = "all-reduce-busbw"
 BIG = performance.BIG
 OUT_OF_PLACE = ("alltoall_perf",)  # which alone ROCm/cvs judges so; AMD's acceptance means in-place bus bandwidth
 BACKEND = "dist.all_reduce"  # of our benchmark: what PyTorch itself does
+ALONE = "its one GPU has no other to sum with"
 TOLERANCE = 1e-5  # relative: two ways of summing fp32
 GROWTH = 2.0  # that the largest size must be faster than the smallest
 
@@ -123,7 +124,9 @@ def one(
         )
     in_place = tool not in OUT_OF_PLACE
     quantity, busbw = performance.OTHERS.get(tool, QUANTITY), output.busbw(BIG, in_place)
-    if judged or busbw is None:
+    if ranks == 1:
+        record.skipped(node, ALONE, evidence=evidence)  # busbw is 0 then
+    elif judged or busbw is None:
         record.judge(node, busbw, quantity, evidence=evidence, nodes=nodes)
     else:
         record.measured(node, busbw, "GB/s", wanted=NO_FLOOR, evidence=evidence)
@@ -168,7 +171,9 @@ def by_our_benchmark(record: Recorder, summed: Mapping[str, Any]) -> None:
     points = [[size, busbw, *([busbw / carried] if carried else [])] for size, busbw in speeds]
     (small, slow), (large, fast) = speeds[0], speeds[-1]
     judged = bool(summed["gpus"]) and large >= BIG and entire(record, nodes, summed["ranks"] // len(nodes))
-    if fast < slow * GROWTH:
+    if summed["ranks"] == 1:
+        record.skipped("", ALONE)
+    elif fast < slow * GROWTH:
         why = f"{large} bytes go no faster than {small}: {fast:.3g} and {slow:.3g} GB/s"
         record.failed("", why, fast, "GB/s", wanted=f"at least {GROWTH:g} times that of {small} bytes")
     else:

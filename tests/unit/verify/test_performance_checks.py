@@ -201,6 +201,20 @@ def test_a_node_with_one_gpu_has_none_to_copy_to() -> None:
     assert "pbqt" not in whys(found["rvs"])
 
 
+def test_a_node_with_one_gpu_has_none_to_sum_with() -> None:
+    """The bus bandwidth of one rank is 0 by its definition; that of all nodes' GPUs together is not."""
+    evidence = with_gpus(1)
+    evidence["collective_performance"]["gpus"] = 1
+    for node in NODES:
+        evidence["collective_performance"]["each"][node]["all_reduce_perf"] = said("rccl", "one-gpu")
+    evidence["collective_performance"]["all"] = {"all_reduce_perf": said("rccl", "two-gpus")}
+    measures = judged(evidence)["collective-performance"].measures
+    assert [(each.node, each.state) for each in measures] == [("n1", "skipped"), ("n2", "skipped"), ("", "measured")]
+    wrong = evidence["collective_performance"]["each"]["n2"]["all_reduce_perf"]
+    wrong["out"] = wrong["out"].replace("1867.30    0.00      0", "1867.30    0.00      7")
+    assert whys(judged(evidence)["collective-performance"]) == "n2: 7 elements are wrong"
+
+
 def test_gpus_without_direct_links_are_no_fault_of_models_that_have_none() -> None:
     for device, wanted in (("1002:740f", ""), ("", "could not be measured")):  # MI210; MI300X
         evidence = with_gpus(8, device)

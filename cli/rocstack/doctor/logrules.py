@@ -78,7 +78,7 @@ class _Network:
     """Which transport each process says that it uses."""
 
     keys = (b"Using network ", b"via NET/", b"NET/Socket : Using", b"NET/IB : Using", b" nNodes ")
-    using = re.compile(r"NCCL INFO Using network (?P<net>\S.*)")
+    using = re.compile(r"NCCL INFO Using network (?P<net>[A-Za-z][\w.-]{0,63}(?: Libfabric)?)")  # engines' JSON goes on
     offered = re.compile(r"NCCL INFO NET/(?P<net>Socket|IB) : Using")  # of releases that don't say which they use
     via_net = re.compile(r"via NET/(?P<net>[A-Za-z][\w -]{0,40}(?=/)|[A-Za-z]\w*)")  # also "AWS Libfabric", "IB-CAST"
     nodes = re.compile(r" nNodes (\d{1,6})\b")
@@ -102,7 +102,7 @@ class _Network:
             if match.re is self.offered and (name in self.offers or len(self.offers) < _MANY):
                 self.offers[name] = max((number, match["net"]), self.offers.get(name, (0, "")))
             elif match.re is self.using and (name in self.processes or len(self.processes) < _MANY):
-                self.processes[name] = _family(match["net"].strip())
+                self.processes[name] = _family(match["net"])
 
     def _all(self) -> dict[str, str]:
         return {name: kind for name, (_, kind) in sorted(self.offers.items())} | self.processes

@@ -19,6 +19,8 @@ from rocstack.stack import component
 
 RULES = logrules.CODES
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ENGINE = b'{"log":"'  # how a container engine's own file has each line
+_ESCAPED = {b'\\"': b'"', rb"\u003c": b"<", rb"\u003e": b">", rb"\u0026": b"&", rb"\u001b": b"\x1b"}
 _NAMES = 64  # nodes and ranks that are remembered by name
 # Half of the texts hold one of these words, and few lines do: only in those the texts themselves are looked for.
 _GATES = tuple(b"ailed,rror,RROR, not ,n't ,nable,nvalid,annot,imeout,imed out,ibv_,memory".split(b","))
@@ -76,7 +78,7 @@ class _Reading:
         ended = True
         for piece in pieces:
             self.size += len(piece)
-            self._piece(_ANSI.sub(b"", piece) if b"\x1b" in piece else piece)
+            self._piece(_plain(piece))
             ended = piece.endswith(b"\n")
         self.lines += not ended
         for code, tally in self.open.items():
@@ -127,6 +129,13 @@ class _Reading:
             return finding
         at = bisect_left(self.starts, finding.line) - 1
         return replace(finding, line=finding.line - self.starts[at], file=self.names[at])
+
+
+def _plain(piece: bytes) -> bytes:
+    """Without colours, and as the program wrote it."""
+    for escaped, plain in _ESCAPED.items() if _ENGINE in piece else ():
+        piece = piece.replace(escaped, plain)
+    return _ANSI.sub(b"", piece) if b"\x1b" in piece else piece
 
 
 def _ranked(findings: Iterable[Diagnosis], table: Table) -> list[Diagnosis]:

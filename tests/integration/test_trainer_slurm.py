@@ -174,7 +174,8 @@ def test_a_job_goes_on_after_a_node_was_killed(site: Site, uninterrupted: subpro
         )
     finally:
         engine("start", site.workers[1].name)
-    wait(lambda: site.job(job, "JobState") == "COMPLETED", lambda: f"completed\n{site.log('lost')}", 300, 2)
+    state = lambda: f"{site.said('scontrol', 'show', 'job', job)}\n{site.said('scontrol', 'show', 'nodes')}"  # noqa: E731
+    wait(lambda: site.job(job, "JobState") == "COMPLETED", lambda: f"completed\n{state()}\n{site.log('lost')}", 300, 2)
     assert site.job(job, "Restarts") == "1"
     assert "resume: step" in site.log("lost")
     assert weights(site.log("lost")) == weights(uninterrupted.stdout)

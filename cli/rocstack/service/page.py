@@ -88,10 +88,6 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
-
-
 def _places(nodes: str) -> str:
     """Slurm's list of nodes as names."""
     try:
@@ -116,7 +112,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
-    "sentence": _sentence,
+    "sentence": failures.one_sentence,
     "places": _places,
     "state_words": _state_words,
     "number": _number,
@@ -168,7 +164,7 @@ class PageRoute(APIRoute):
             try:
                 answer = await work(request)
             except NotSignedIn as error:
-                answer = _to_login(request, "" if error.code == "no-token" else failures.sentence(error))
+                answer = _to_login(request, "" if error.code == "no-token" else failures.on_page(error))
             except RocstackError as error:
                 answer = _refused(request, error)
             except RequestValidationError as error:
@@ -184,7 +180,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def _refused(request: Request, error: RocstackError) -> Response:
-    message, status = failures.sentence(error), failures.status_of(error)
+    message, status = failures.on_page(error), failures.status_of(error)
     if request.headers.get("hx-request"):  # a part of a page stays as it is, and page.js says why
         return PlainTextResponse(message, status)
     again = status == failures.Away.status and request.method == "GET"

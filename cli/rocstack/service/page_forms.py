@@ -157,7 +157,7 @@ async def upload(request: Request, service: Serving, caller: Person) -> Response
         used, quota = await service.files.used(caller), service.settings.limits.quota_mib << 20
         return draw(
             request, "files", failures.status_of(error), files=rows, more=more, used=used,
-            quota=quota, message=failures.sentence(error),
+            quota=quota, message=failures.on_page(error),
         )  # fmt: skip
     return RedirectResponse("/files", 303)
 
@@ -202,7 +202,7 @@ async def _gpu(service: Service, caller: Caller) -> str:
 
 def problem(error: Exception) -> str:
     if isinstance(error, RocstackError):
-        return failures.sentence(error)
+        return failures.on_page(error)
     if isinstance(error, ValidationError):
         return field_faults.first(error.errors()).sentence(LABELS)
     return str(error)

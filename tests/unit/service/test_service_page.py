@@ -49,7 +49,7 @@ async def test_the_way_in_and_out(site: Site) -> None:
         found = await page.get(path)
         assert (found.status_code, "Paste your token" in found.text) == (401, True), path
     wrong = await page.post("/login", data={"token": "x"})
-    assert (wrong.status_code, "this is no token of Slurm" in wrong.text) == (401, True)
+    assert (wrong.status_code, "This is no token of Slurm" in wrong.text) == (401, True)
     assert "over" in (await page.post("/login", data={"token": token("alice", -5)})).text
     for pasted in (f'"{token("alice")}"', f"Authorization: Bearer {token('alice')}"):
         assert (await page.post("/login", data={"token": pasted})).status_code == 303, pasted
@@ -186,7 +186,7 @@ async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, 
     assert (await page.post("/new/trainer", data={"nodes": "x"})).status_code == 400
     assert (await page.post("/new/mine", data={"words": "'open"})).status_code == 400
     assert (await page.get("/new/nothing")).status_code == 400
-    assert "write the command and its arguments" in (await page.post("/new/mine", data={"words": " "})).text
+    assert "Write the command and its arguments" in (await page.post("/new/mine", data={"words": " "})).text
     assert not slurm.submitted
 
 
@@ -201,7 +201,7 @@ async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, 
         ("nodes", "-1", "Nodes: it must be 1 or more"),
         ("nodes", "9" * 5000, "Nodes: the number is too long"),
         ("time", "1 hour", "&#39;1 hour&#39; is not a time such as 90m"),
-        ("suffix", "日本", "a suffix has up to 40 letters"),
+        ("suffix", "日本", "A suffix has up to 40 letters"),
     ],
 )
 async def test_a_wrong_field_is_named_as_the_form_names_it(site: Site, field: str, value: str, says: str) -> None:
@@ -228,7 +228,7 @@ async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site
 async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site: Site) -> None:
     page, html = browser(site), {"Accept": "text/html,*/*"}
     found = await page.get("/nonsense", headers=html)
-    assert (found.status_code, "there is no such page" in found.text) == (404, True)
+    assert (found.status_code, "There is no such page" in found.text) == (404, True)
     assert "script-src 'self';" in found.headers["content-security-policy"]
     assert (await page.get("/jobs/x", headers=html)).text.count("Sign out alice") == 1, "the way on is there"
     for path in ("/nonsense", "/v1/nonsense"):
@@ -325,7 +325,7 @@ async def test_a_part_of_a_page_leads_to_the_way_in(site: Site) -> None:
     assert (found.status_code, found.headers["hx-refresh"]) == (401, "true")
     late = browser(site, "")
     late.cookies.set("rocstack_token", token("alice", -5))
-    assert "the token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
+    assert "The token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
 
 
 async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -255,7 +255,16 @@ def _line(row: JobRow) -> dict[str, Any]:
         "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
         "nodes": row.seen.get("where") or "", "model": row.result, "gpus": row.seen.get("gpus"),
         "error": (row.error or {}).get("message", ""), "start_unknown": start_unknown(row),
+        "saving": row.status == PAUSED and row.seen.get("state") in ("RUNNING", "COMPLETING"), "ran": _ran(row),
+        "steps": row.asked.get("_numbers", {}).get("steps"), "tuning": row.kind == TUNING,
     }  # fmt: skip
+
+
+def _ran(row: JobRow) -> str:
+    """How long it runs, or ran the last time."""
+    if not row.began or row.status in ("sending", "queued", PAUSED):
+        return ""
+    return duration(max(0, (row.ended or int(time.time())) - row.began))
 
 
 async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
@@ -264,6 +273,7 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     log = await service.progress.log(caller, row.id, -LOG_END, LOG_END)
     saved = await service.progress.checkpoints(caller, row.id)
     drawn = await service.progress.work(caller, _curves, steps)
+    adapter = await service.models.folder_of(caller, row.result) if row.result else None
     can = {"cancel": row.status in LIVE, "requeue": row.status not in LIVE and not row.result}
     if row.kind == TUNING:
         can |= {"pause": row.status in ("queued", "running"), "resume": row.status == PAUSED}
@@ -273,7 +283,7 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
         "curves": drawn, "numbers": steps[-1] if steps else {},
         "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
         "cut": log.size > LOG_END or log.text.count("\n") > LINES, "saved": saved[::-1][:10],
-        "can": [verb for verb, may in can.items() if may],
+        "adapter": str(adapter or ""), "can": [verb for verb, may in can.items() if may],
         "box": {"width": int(WIDTH), "height": int(HEIGHT), "left": int(LEFT)},
     }  # fmt: skip
 
@@ -299,7 +309,8 @@ def _asked(row: JobRow) -> dict[str, str]:
 @router.get("/models")
 async def models(request: Request, service: Serving, caller: Person) -> Response:
     rows = await service.models.all(caller)
-    return draw(request, "models", models=rows)
+    folders = {each["id"]: await service.models.folder_of(caller, each["id"]) for each in rows if each["base"]}
+    return draw(request, "models", models=rows, folders=folders)
 
 
 @router.get("/files")

@@ -239,7 +239,7 @@ async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site:
 async def test_where_it_runs_is_said_in_names(site: Site, slurm: FakeSlurmrestd) -> None:
     page, key = browser(site), await started(site)
     for nodes, said in (
-        ("n[1-2]", "It runs on n1, n2."), ("n[01-16]", "It runs on n01, n02, n03 and 13 more."), ("n[1", "on n[1.")
+        ("n[1-2]", "It runs on n1, n2, for "), ("n[01-16]", "It runs on n01, n02, n03 and 13 more, for "), ("n[1", "on n[1, for ")
     ):  # fmt: skip
         slurm.set(100, "RUNNING", nodes=nodes)
         assert said in (await page.get(f"/jobs/{key}")).text
@@ -297,6 +297,35 @@ async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> N
     assert (await page.post(f"/files/{key}/delete")).status_code == 409, "the job needs it"
     await page.post(f"{done.headers['location']}/cancel")
     assert (await page.post(f"/files/{key}/delete")).status_code == 303
+
+
+async def test_a_paused_job_says_what_it_holds_and_from_where_it_goes_on(site: Site, slurm: FakeSlurmrestd) -> None:
+    page = browser(site)
+    await page.post("/files", files={"file": ("a.jsonl", lines(CHAT))})
+    file = re.findall(r"file=([\w-]+)", (await page.get("/files")).text)[0]
+    done = await page.post("/new/fine-tuning", data={"model": "org/tiny", "training_file": file, "n_epochs": "2"})
+    place = done.headers["location"]
+    slurm.set(100, "RUNNING", nodes="n1")
+    shown = (await page.get(place)).text
+    assert "It runs on n1" in shown
+    assert "It starts up: the model is loaded before the first step." in shown
+    metrics(folder := site.data / "alice" / place.removeprefix("/"), 2)
+    shown = (await page.get(place)).text
+    assert re.search(r"<dt>step</dt><dd>2 <small>of \d</small></dd>", shown)
+    assert "It starts up" not in shown
+    await page.post(f"{place}/pause")
+    shown = (await page.get(place)).text
+    assert "It saves what it has; then its nodes are free for others." in shown
+    assert "it saves what it has" in (await page.get("/jobs")).text
+    slurm.set(100, "CANCELLED", nodes="n1")
+    shown = (await page.get(place)).text
+    assert "It holds no nodes. Resume begins at its start: nothing of it was saved." in shown
+    assert "It runs on" not in shown
+    (folder / "checkpoints/step-00000002").mkdir(parents=True)
+    assert "Resume goes on from step 2." in (await page.get(place)).text
+    assert "it holds no nodes" in (await page.get("/jobs")).text
+    await page.post(f"{place}/cancel")
+    assert "It was cancelled; Run again goes on from step 2." in (await page.get(place)).text
 
 
 async def test_hostile_text_is_text(site: Site, slurm: FakeSlurmrestd) -> None:

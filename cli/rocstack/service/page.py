@@ -2,7 +2,7 @@
 a node is data, escaped by the templates, and the browser is told to run no script but ours."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import listed, visible, visible_lines
+from rocstack.base.text import count, listed, visible, visible_lines
 from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, StepCurve, curve
@@ -102,6 +102,16 @@ def _state_words(states: Sequence[str]) -> str:
     return ", ".join(STATES.get(each, each.lower().replace("_", " ")) for each in states)
 
 
+def _rough(value: float) -> str:
+    """Two digits of it, and no exponent."""
+    return f"{float(f'{value:.2g}'):,.10f}".rstrip("0").rstrip(".")
+
+
+def _examples(file: Mapping[str, Any]) -> str:
+    """How many, and of what."""
+    return count(file["samples"], "conversation" if file["kind"] == "conversations" else "text")
+
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(paths.templates() / "service"),
     autoescape=True,
@@ -116,6 +126,8 @@ TEMPLATES.filters |= {
     "places": _places,
     "state_words": _state_words,
     "number": _number,
+    "rough": _rough,
+    "examples": _examples,
     "visible": visible,
     "lines": visible_lines,
     "words": words,

@@ -7,7 +7,7 @@ import pytest
 from rocstack.service.log_reason import MOST, reason
 
 ABSENT = "slurmstepd-n1: error: execve(): nosuch: No such file or directory"
-TRACE = "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nValueError: no data\nsrun: error: n1\n"
+TRACE = "Traceback (most recent call last):\n  File x, line 1, in <module>\nValueError: no data\nsrun: error: n1\n"
 
 
 @pytest.mark.parametrize(

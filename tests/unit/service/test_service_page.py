@@ -212,6 +212,43 @@ async def test_a_wrong_field_is_named_as_the_form_names_it(site: Site, field: st
     assert (wrong.status_code, says in wrong.text) == (400, True), re.findall('role="alert">(.*?)</p>', wrong.text)
 
 
+@pytest.mark.parametrize(
+    ("words", "mark"),
+    [
+        ("echo hi && pwd", "&amp;&amp;"), ("cat a | wc", "|"), ("a; b", ";"), ("a >out", "&gt;"),
+        ("a 2>&1", "2&gt;&amp;"), ("bash -c 'echo hi && pwd | cat; ls'", ""), ('python3 t.py --x="a | b"', ""),
+        ("t.py --url=http://h/?a=1&b=2", ""), ("awk -F '|' x", ""), ("t.py a\\;", ""),
+    ],
+)  # fmt: skip
+async def test_a_command_for_a_shell_is_not_taken_for_words(site: Site, words: str, mark: str) -> None:
+    done = await browser(site).post("/new/mine", data={"words": words})
+    assert done.status_code == (400 if mark else 303)
+    assert not mark or f"no shell runs it, so {mark} is only a word" in done.text
+
+
+async def test_a_cluster_without_gpus_promises_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def known(_: object) -> list[ClusterNode]:
+        return [ClusterNode.of({"name": "n1", "gres": gres})]
+
+    monkeypatch.setattr(site.service.jobs.cluster, "nodes", known)
+    monkeypatch.setattr(page, "HTMX", Path(__file__))
+    client, size = browser(site), "/size?model=llama-3.1-8b&gpu=mi300x&nodes="
+    for gres, says in (
+        ("", "This cluster has 1 node and no GPUs."), ("gpu:mi300x:8", "This cluster has 1 node."),
+        ("gpu:mi250x:8", "This cluster has 1 node with MI250X."),
+    ):  # fmt: skip
+        assert f"<b>{says}</b>" in (await client.get(f"{size}2")).text, gres
+        form = (await client.get("/new/fine-tuning")).text
+        assert ("have no GPUs" in form, 'hx-get="/size"' in form) == (not gres, bool(gres))
+    gres = "gpu:mi300x:8"
+    assert "This cluster has" not in (await client.get(f"{size}1")).text
+
+
+def test_a_rough_number_has_no_exponent() -> None:
+    values = {180.0: "180", 1734.0: "1,700", 0.000781: "0.00078", 2.0: "2", 0.0: "0"}
+    assert {value: page._rough(value) for value in values} == values
+
+
 async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site: Site, slurm: FakeSlurmrestd) -> None:
     page = browser(site)
     shown = (await page.get("/new/mine")).text
@@ -239,7 +276,7 @@ async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site:
 async def test_where_it_runs_is_said_in_names(site: Site, slurm: FakeSlurmrestd) -> None:
     page, key = browser(site), await started(site)
     for nodes, said in (
-        ("n[1-2]", "It runs on n1, n2, for "), ("n[01-16]", "It runs on n01, n02, n03 and 13 more, for "), ("n[1", "on n[1, for ")
+        ("n[1-2]", "It runs on n1, n2, for "), ("n[01-16]", "n01, n02, n03 and 13 more, for "), ("n[1", "on n[1, for ")
     ):  # fmt: skip
         slurm.set(100, "RUNNING", nodes=nodes)
         assert said in (await page.get(f"/jobs/{key}")).text

@@ -16,7 +16,7 @@ def reason(log: str) -> str:
     lines = log.splitlines()
     for line in lines:
         if absent := _ABSENT.fullmatch(line):
-            return _short(f"the program {absent[1]} isn't there")
+            return _short(f"the program {absent[1]} isn't on the node")
     for line in reversed(lines):
         if said := _ERROR.fullmatch(line):
             return _short(said[1])

@@ -173,7 +173,7 @@ async def upload(request: Request, service: Serving, caller: Person) -> Response
         used, quota = await service.files.used(caller), service.settings.limits.quota_mib << 20
         return draw(
             request, "files", failures.status_of(error), files=rows, more=more, used=used,
-            quota=quota, message=f"{form.filename} isn't kept. {failures.on_page(error)}",
+            quota=quota, message=f"The file {form.filename} isn't kept. {failures.on_page(error)}",
         )  # fmt: skip
     return RedirectResponse("/files", 303)
 

@@ -90,7 +90,7 @@ async def test_nobody_sees_anothers(site: Site) -> None:
         (lines([{"text": "a", "n": 1}, {"text": "a", "n": "x"}]), "line 2: 'n' is text, in the lines above a number"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"text": "a"}\n{"text": "\\ud83d"}\n', "line 2: it has half of a character"),
-        (lines(["x"] * 9), "; and 4 lines more"),
+        (lines(["x"] * 9), "line 1, 2, 3, 4, 5: no JSON object; and 4 lines more"),
     ],
 )
 async def test_what_cannot_train_is_refused_with_its_lines(site: Site, text: bytes, said: str) -> None:

@@ -314,7 +314,8 @@ async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> N
     page = browser(site)
     bad = await page.post("/files", files={"file": ("a.jsonl", b'{"messages": []}\n{"x": 1}\n')})
     assert bad.status_code == 400
-    assert "line" in bad.text
+    assert "The file a.jsonl isn" in bad.text
+    assert "line 1:" in bad.text
     good = await page.post("/files", files={"file": (f"{HOSTILE}.jsonl", lines(CHAT))})
     assert good.status_code == 303
     listed = (await page.get("/files")).text

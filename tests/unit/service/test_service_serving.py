@@ -142,7 +142,7 @@ async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, t
     log.write_text("slurmstepd-n1: error: execve(): rocstack-serve: No such file or directory\nsrun: error: n1\n")
     slurm.set(slurm.next - 1, "FAILED", nodes="n1")
     failed = (await page.get(place)).text
-    assert "doesn't run: it failed: the program rocstack-serve isn&#39;t there." in failed
+    assert "doesn't run: it failed: the program rocstack-serve isn&#39;t on the node." in failed
     assert "Start a server" in failed
     wrong = await page.post("/servers", data={"model": BASE, "time": "soon", "replicas": "1"})
     assert (wrong.status_code, "&#39;soon&#39; is not a time" in wrong.text) == (400, True)

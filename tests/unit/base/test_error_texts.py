@@ -85,6 +85,14 @@ def test_the_page_names_no_request_and_no_option() -> None:
     assert odd <= NOT_ON_PAGE
 
 
+def test_the_page_begins_no_sentence_with_a_name() -> None:
+    """It would be written with a capital."""
+    entries = yaml.safe_load((FOLDER / "service.yml").read_text()).items()
+    odd = {name for name, entry in entries if entry["what"].startswith("{")}
+    at_deploy = {"service-file-unreadable", "no-data-folder", "no-acls"}
+    assert odd <= NOT_ON_PAGE | at_deploy | {"no-model-yet", "upload-closed"}
+
+
 def test_whoever_raises_it_fills_its_places() -> None:
     assert len(CALLS) > 500
     for place, call in CALLS:

@@ -32,4 +32,4 @@ with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as site:
         file = ROOT / f"docs/service-{name}.png"
         subprocess.run([*words, f"--window-size={size}", f"--screenshot={file}", url], check=True, capture_output=True)
         with Image.open(file) as picture:
-            picture.convert("RGB").quantize(64).save(file, optimize=True)
+            picture.convert("RGB").quantize(128).save(file, optimize=True)

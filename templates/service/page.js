@@ -40,6 +40,20 @@ document.addEventListener("submit", async (event) => {
   }
 })
 
+// What renews itself waits while somebody presses a button of it or marks its text.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const place = event.detail.target, marked = getSelection()
+  const holds = place.querySelector("button:active, a:active") || (!marked.isCollapsed && marked.containsNode(place, true))
+  if (holds && (place.getAttribute("hx-trigger") || "").startsWith("every")) event.detail.shouldSwap = false
+})
+
+// A token is one line, in a box for text: Enter sends it.
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !event.target.hasAttribute("data-line")) return
+  event.preventDefault()
+  event.target.form.requestSubmit()
+})
+
 // What stands on a page is old when a part of it can't be renewed.
 function old(text) {
   const place = document.getElementById("old")

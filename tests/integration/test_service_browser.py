@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from chromium_pipe import Page, chromium
+from fake_slurmrestd import token
 from service_site import PageSite, serving
 from test_verify_report import BROWSER, BROWSERS
+
+from rocstack.service.page import HTMX
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason=f"no browser is here ({', '.join(BROWSERS)})")
 ALERT = "document.querySelector('main [role=alert]').textContent"
@@ -151,6 +154,25 @@ def test_a_job_by_keyboard_alone(page: Page, site: PageSite) -> None:
         page.ask("Input.insertText", text=text)
     page.leaves(lambda: page.press(*ENTER))
     assert heading(page).startswith("by-keyboard")
+
+
+def test_enter_sends_a_token(page: Page, site: PageSite) -> None:
+    page.go(f"{site.url}/login")
+    page.write("[name=token]", token("alice"))
+    page.leaves(lambda: page.press(*ENTER))
+    assert page.value("location.pathname") == "/jobs"
+
+
+@pytest.mark.skipif(not HTMX.exists(), reason="libjs-htmx isn't installed")
+def test_what_renews_itself_waits_while_its_text_is_marked(page: Page, site: PageSite) -> None:
+    page.go(f"{site.url}/jobs/{site.job}")
+    log = "document.querySelector('pre.log')"
+    renewed = "performance.getEntriesByType('resource').filter(each => each.name.endsWith('/part')).length"
+    page.value(f"getSelection().selectAllChildren({log}); window.first = {log}")
+    page.until(f"{renewed} >= 2")
+    assert page.value(f"window.first === {log}"), "the marked text is still there"
+    page.value("getSelection().removeAllRanges()")
+    page.until(f"window.first !== {log}")
 
 
 def test_a_phone_scrolls_down_and_never_sideways(page: Page, site: PageSite) -> None:

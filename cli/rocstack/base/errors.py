@@ -49,6 +49,7 @@ class RocstackError(Exception):
         self.where = where
         self.cause = cause
         self.next_step = next_step
+        self.page_step: str | None = None  # what the service's page says in its place
         self.keys: tuple[str | int, ...] = ()  # of rocstack.yml, below which the reason stands
 
     def at(self, *keys: str | int) -> Self:
@@ -62,9 +63,11 @@ class RocstackError(Exception):
         out empty is left out."""
         entry = error_texts()[name]
         known = {key: "" if value is None else value for key, value in values.items()}
-        what, cause, step = (filled(entry.get(part, ""), known) for part in ("what", "cause", "next"))
+        what, cause, step, page = (filled(entry.get(part, ""), known) for part in ("what", "cause", "next", "page"))
         place = Where(str(where)) if isinstance(where, Path) else where
-        return cls(what, code=entry.get("code", name), where=place, cause=cause or None, next_step=step or None)
+        error = cls(what, code=entry.get("code", name), where=place, cause=cause or None, next_step=step or None)
+        error.page_step = page or None
+        return error
 
     @property
     def finding(self) -> Finding:
@@ -101,7 +104,8 @@ class Missing(RocstackError):
 
 @cache
 def error_texts() -> Mapping[str, Mapping[str, str]]:
-    """All errors by name: what, cause and next; and its code, where several errors share one."""
+    """All errors by name: what, cause and next; what the service's page says in place of next, where people there have
+    no command line; and its code, where several errors share one."""
     import yaml  # most commands raise none, and --help is quick
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -19,7 +19,7 @@ _TIME = re.compile(r"(?:(\d{1,7})-)?(?:(\d{1,7}):)?(\d{1,7}):(\d\d)")  # days, h
 @dataclass(frozen=True)
 class Pool:
     """A partition, as sinfo has it. `gpus` are those of each node; 0 where nodes differ, or there are none. `gpu` is
-    their kind; empty where Slurm wasn't told of it."""
+    their kind; empty where Slurm wasn't told of it. `most` are those of the node that has most; None: not known."""
 
     name: str
     nodes: int
@@ -27,6 +27,7 @@ class Pool:
     gpus: int
     default: bool
     gpu: str = ""
+    most: int | None = None
 
 
 def asked_for(request: JobRequest, pools: list[Pool]) -> Pool:
@@ -46,7 +47,7 @@ def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest
     """With all GPUs of the nodes, unless the person says how many.
 
     Raises:
-        BadInput: the partition isn't there, has fewer nodes or no GPUs, or lets no job run so long; no
+        BadInput: the partition isn't there, has fewer nodes or GPUs, or lets no job run so long; no
             such layout of its ranks is possible.
     """
     pool = asked_for(request, pools)
@@ -58,11 +59,14 @@ def fitted(recipe: Recipe, request: JobRequest, pools: list[Pool]) -> JobRequest
         request = replace(request, time=f"{int(limit) // 86400}d")
     time = slurm_time(request.time or recipe.job.time)
     if time and _seconds(time) > limit:
-        raise BadInput.of("too-long", time=time, partition=pool.name, limit=pool.limit)
+        spoken = "no end" if time == "UNLIMITED" else _spoken(_seconds(time))
+        raise BadInput.of("too-long", time=spoken, partition=pool.name, limit=_spoken(limit))
     if request.gpus_per_node is None:
         if recipe.needs_gpus and not pool.gpus:
             raise BadInput.of("no-gpus-there", recipe=recipe.name, partition=pool.name)
         request = replace(request, gpus_per_node=pool.gpus)
+    elif pool.most is not None and request.gpus_per_node > pool.most:
+        raise BadInput.of("too-many-gpus", asked=request.gpus_per_node, partition=pool.name, most=pool.most or "none")
     check_layout(recipe, request)
     return request
 
@@ -107,6 +111,14 @@ def _nearest(degrees: Sequence[int], ranks: int) -> tuple[int, ...]:
 
 def _written(values: Iterable[int], names: Iterable[str]) -> str:
     return ", ".join(f"{name.upper()} {value}" for name, value in zip(names, values, strict=True))
+
+
+def _spoken(seconds: float) -> str:
+    """As people write it: 7d, 12h, 90m."""
+    size, unit = next(
+        (each for each in ((86400, "d"), (3600, "h"), (60, "m")) if seconds % each[0] == 0), (1, "s")
+    )  # fmt: skip
+    return f"{seconds / size:.0f}{unit}"
 
 
 def _seconds(text: str) -> float:

@@ -66,9 +66,10 @@ class SlurmControl:
             name, gpus, kind = cells[0].removesuffix("*"), slurm.gpus(cells[3]), slurm.gpu_kind(cells[3])
             before = found.get(name)
             nodes = int(cells[1]) + (before.nodes if before else 0)
+            most = max(gpus, (before.most if before else None) or 0)
             if before and (before.gpus, before.gpu) != (gpus, kind):
                 gpus, kind = gpus if before.gpus == gpus else 0, ""
-            found[name] = Pool(name, nodes, cells[2], gpus, cells[0].endswith("*"), kind)
+            found[name] = Pool(name, nodes, cells[2], gpus, cells[0].endswith("*"), kind, most)
         return list(found.values())
 
     def submit(self, script: str, user: str) -> str:

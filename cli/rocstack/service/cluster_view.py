@@ -50,11 +50,13 @@ class ClusterView:
             name = text(row.get("name"))
             there = [node for node in nodes if name in node.partitions]
             counts = {node.gpus for node in there}
+            most = max(counts, default=0)
             limit = whole(map_of(row.get("maximums")).get("time"))
             same = counts.pop() if len(counts) == 1 else 0
-            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, False))
+            found.append(Pool(name, len(there), f"{limit}:00" if limit else "infinite", same, False, most=most))
         if len(found) > 1:  # slurmrestd doesn't say which is the default
             widest, alike = max(each.nodes for each in found), {each.gpus for each in found}
-            found.append(Pool("(the default)", widest, "", alike.pop() if len(alike) == 1 else 0, True))
+            most = max(each.most or 0 for each in found)
+            found.append(Pool("(the default)", widest, "", alike.pop() if len(alike) == 1 else 0, True, most=most))
         self._pools = (time.monotonic() + FRESH_S, found)
         return found

@@ -9,7 +9,7 @@ from rocstack.base.text import count, visible
 from rocstack.service.failures import RequestRefused
 
 LONGEST = 16 << 20  # bytes of a line
-SHOWN = 5  # lines that are named
+SHOWN = 5  # faults that are named, and lines of each
 KEYS = 1000  # that all lines together have
 ROLES = ("system", "user", "assistant", "developer")
 _TYPES: dict[type, str] = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
@@ -30,8 +30,8 @@ def check(lines: Iterable[bytes]) -> Trainable:
     Raises:
         RequestRefused: it can't train; the lines are named.
     """
-    faults: list[str] = []
-    wrong, samples, kind = 0, 0, ""
+    faults: dict[str, list[int]] = {}  # the first lines of each
+    wrong, named, samples, kind = 0, 0, 0, ""
     types: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -46,11 +46,15 @@ def check(lines: Iterable[bytes]) -> Trainable:
             samples += 1
         except _Wrong as error:
             wrong += 1
-            if len(faults) < SHOWN:
-                faults.append(f"line {number}: {error}")
+            if str(error) in faults or len(faults) < SHOWN:
+                numbers = faults.setdefault(str(error), [])
+                if len(numbers) < SHOWN:
+                    numbers.append(number)
+                    named += 1
     if wrong:
-        more = f"; and {count(wrong - SHOWN, 'line')} more" if wrong > SHOWN else ""
-        raise RequestRefused.of("untrainable", faults="; ".join(faults), more=more).about("file")
+        said = "; ".join(f"line {', '.join(map(str, numbers))}: {fault}" for fault, numbers in faults.items())
+        more = f"; and {count(wrong - named, 'line')} more" if wrong > named else ""
+        raise RequestRefused.of("untrainable", faults=said, more=more).about("file")
     if not samples:
         raise RequestRefused.of("untrainable", faults="it has no lines", more="").about("file")
     return Trainable(kind, samples)

@@ -77,6 +77,16 @@ def sentence(error: RocstackError) -> str:
     return " ".join([first if first.endswith((".", "?", "!")) or not rest else f"{first}.", *rest])
 
 
+def on_page(error: RocstackError) -> str:
+    """For a person at the page: a sentence each, and no request or option that she can't send."""
+    return " ".join(map(one_sentence, filter(None, (error.what, error.cause, error.page_step or error.next_step))))
+
+
+def one_sentence(text: str) -> str:
+    end = "" if text.endswith((".", "?", "!")) else "."
+    return f"{text[:1].upper()}{text[1:]}{end}" if text else ""
+
+
 def body(message: str, kind: str, code: str, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 

@@ -20,7 +20,7 @@ from rocstack.cluster.service import ClusterServiceLimits
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.pools import fitted
 from rocstack.jobs.recipe import JobRequest, Recipe
-from rocstack.service import audit, batch, outcome
+from rocstack.service import audit, batch, log_reason, outcome, progress
 from rocstack.service.cluster_view import ClusterView
 from rocstack.service.config import MIB
 from rocstack.service.failures import Away, NotNow, ServiceError, SlurmRefused, TooBig, TooMany, body
@@ -44,6 +44,7 @@ MOST = 10_000  # jobs of which we know when we asked
 FEW = 50  # jobs that are asked for one by one
 RESEND_S = 5.0
 FAR_S = 300 * 86400  # an expected start that is further away is none
+LOG_END = 64 << 10  # bytes of a log in which its reason is looked for
 LOST_AFTER_S = 900  # after which a job that nobody knows is taken for lost
 Word = Annotated[str, Field(max_length=256)]  # its length is bounded, and it is whole characters
 Plan = Callable[[str, Path], JobRequest]  # of a job's id and folder
@@ -220,6 +221,9 @@ class Jobs:
             if row.status not in LIVE or row.slurm_id != job.id:  # another request was faster
                 return row
             change = outcome.after(row, job)
+            if change.fields.get("status") == "failed" and job.state == "FAILED":  # not what Slurm ended
+                end = await anyio.to_thread.run_sync(progress.log, self.storage, caller, row.id, -LOG_END)
+                change = outcome.because(change, said) if (said := log_reason.reason(end.text)) else change
             if row.kind != TUNING or change.fields.get("status") != "succeeded":
                 return await self._noted(row, change)
             async with self._keeping[caller.name]:  # each may have what the one before leaves of the quota

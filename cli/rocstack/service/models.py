@@ -95,6 +95,11 @@ class Models:
     def adapter(self, caller: Caller, row: ModelRow) -> Path:
         return self.storage.adapters(caller) / row.folder
 
+    async def folder_of(self, caller: Caller, name: str) -> Path | None:
+        """Where her adapter's files are, on all nodes; None: it was deleted."""
+        row = await self.database.run(lambda session: session.get(ModelRow, name))
+        return self.adapter(caller, row) if row is not None and row.owner == caller.name else None
+
     async def delete(self, caller: Caller, name: str) -> None:
         """
         Raises:

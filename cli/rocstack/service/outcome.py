@@ -54,6 +54,12 @@ def after(row: JobRow, job: SlurmJob) -> JobChange:
     return change
 
 
+def because(change: JobChange, reason: str) -> JobChange:
+    """Of one that failed, with what its log says of it."""
+    error = change.fields["error"] | {"message": f"{change.fields['error']['message']}: {reason}"}
+    return JobChange(change.fields | {"error": error}, [*change.say[:-1], ("error", error["message"])])
+
+
 def without_adapter(change: JobChange, error: Exception) -> JobChange:
     """It ended well, but what it should have made isn't there."""
     why = sentence(error) if isinstance(error, RocstackError) else f"the adapter can't be kept: {error}"

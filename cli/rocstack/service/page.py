@@ -2,7 +2,7 @@
 a node is data, escaped by the templates, and the browser is told to run no script but ours."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from rocstack.base import paths
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import listed, visible, visible_lines
+from rocstack.base.text import count, listed, visible, visible_lines
 from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, StepCurve, curve
@@ -88,10 +88,6 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
-
-
 def _places(nodes: str) -> str:
     """Slurm's list of nodes as names."""
     try:
@@ -106,6 +102,16 @@ def _state_words(states: Sequence[str]) -> str:
     return ", ".join(STATES.get(each, each.lower().replace("_", " ")) for each in states)
 
 
+def _rough(value: float) -> str:
+    """Two digits of it, and no exponent."""
+    return f"{float(f'{value:.2g}'):,.10f}".rstrip("0").rstrip(".")
+
+
+def _examples(file: Mapping[str, Any]) -> str:
+    """How many, and of what."""
+    return count(file["samples"], "conversation" if file["kind"] == "conversations" else "text")
+
+
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(paths.templates() / "service"),
     autoescape=True,
@@ -116,10 +122,12 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,
-    "sentence": _sentence,
+    "sentence": failures.one_sentence,
     "places": _places,
     "state_words": _state_words,
     "number": _number,
+    "rough": _rough,
+    "examples": _examples,
     "visible": visible,
     "lines": visible_lines,
     "words": words,
@@ -168,7 +176,7 @@ class PageRoute(APIRoute):
             try:
                 answer = await work(request)
             except NotSignedIn as error:
-                answer = _to_login(request, "" if error.code == "no-token" else failures.sentence(error))
+                answer = _to_login(request, "" if error.code == "no-token" else failures.on_page(error))
             except RocstackError as error:
                 answer = _refused(request, error)
             except RequestValidationError as error:
@@ -184,7 +192,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 def _refused(request: Request, error: RocstackError) -> Response:
-    message, status = failures.sentence(error), failures.status_of(error)
+    message, status = failures.on_page(error), failures.status_of(error)
     if request.headers.get("hx-request"):  # a part of a page stays as it is, and page.js says why
         return PlainTextResponse(message, status)
     again = status == failures.Away.status and request.method == "GET"
@@ -259,7 +267,16 @@ def _line(row: JobRow) -> dict[str, Any]:
         "created": row.created, "why": why(row), "start": expected_start(row), "live": row.status in LIVE,
         "nodes": row.seen.get("where") or "", "model": row.result, "gpus": row.seen.get("gpus"),
         "error": (row.error or {}).get("message", ""), "start_unknown": start_unknown(row),
+        "saving": row.status == PAUSED and row.seen.get("state") in ("RUNNING", "COMPLETING"), "ran": _ran(row),
+        "steps": row.asked.get("_numbers", {}).get("steps"), "tuning": row.kind == TUNING,
     }  # fmt: skip
+
+
+def _ran(row: JobRow) -> str:
+    """How long it runs, or ran the last time."""
+    if not row.began or row.status in ("sending", "queued", PAUSED):
+        return ""
+    return duration(max(0, (row.ended or int(time.time())) - row.began))
 
 
 async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
@@ -268,6 +285,7 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
     log = await service.progress.log(caller, row.id, -LOG_END, LOG_END)
     saved = await service.progress.checkpoints(caller, row.id)
     drawn = await service.progress.work(caller, _curves, steps)
+    adapter = await service.models.folder_of(caller, row.result) if row.result else None
     can = {"cancel": row.status in LIVE, "requeue": row.status not in LIVE and not row.result}
     if row.kind == TUNING:
         can |= {"pause": row.status in ("queued", "running"), "resume": row.status == PAUSED}
@@ -277,7 +295,7 @@ async def _about(service: Service, caller: Caller, key: str) -> dict[str, Any]:
         "curves": drawn, "numbers": steps[-1] if steps else {},
         "log": "\n".join(log.text.splitlines()[-LINES:]), "log_size": log.size,
         "cut": log.size > LOG_END or log.text.count("\n") > LINES, "saved": saved[::-1][:10],
-        "can": [verb for verb, may in can.items() if may],
+        "adapter": str(adapter or ""), "can": [verb for verb, may in can.items() if may],
         "box": {"width": int(WIDTH), "height": int(HEIGHT), "left": int(LEFT)},
     }  # fmt: skip
 
@@ -303,7 +321,8 @@ def _asked(row: JobRow) -> dict[str, str]:
 @router.get("/models")
 async def models(request: Request, service: Serving, caller: Person) -> Response:
     rows = await service.models.all(caller)
-    return draw(request, "models", models=rows)
+    folders = {each["id"]: await service.models.folder_of(caller, each["id"]) for each in rows if each["base"]}
+    return draw(request, "models", models=rows, folders=folders)
 
 
 @router.get("/files")

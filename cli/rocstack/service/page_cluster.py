@@ -6,6 +6,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
+from rocstack.cluster.settings import VERIFY
 from rocstack.service.identity import Caller
 from rocstack.service.page import PageRoute, draw
 from rocstack.service.reports import ShownReport
@@ -57,4 +58,4 @@ async def _nodes(service: Service, caller: Caller, reports: list[ShownReport]) -
     failing = {name for name, each in verified.items() if each.state == "failing"}
     nodes = sorted(found, key=lambda each: (each.usable, each.name not in failing, each.name))  # the odd ones first
     usable = sum(each.usable for each in found)
-    return {"nodes": nodes[:NODES], "usable": usable, "all": len(nodes), "verified": verified}
+    return {"nodes": nodes[:NODES], "usable": usable, "all": len(nodes), "verified": verified, "hidden": VERIFY}

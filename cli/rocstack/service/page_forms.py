@@ -1,6 +1,7 @@
 """Forms of the page: a fine-tuning, a job of any recipe by its typed parameters, a file to upload, a model to size."""
 
 import asyncio
+import re
 from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
@@ -10,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from rocstack.base.errors import RocstackError
-from rocstack.base.text import count
+from rocstack.base.text import count, listed
 from rocstack.jobs import recipe as recipes
 from rocstack.jobs.recipe import Recipe
 from rocstack.service import failures, field_faults
@@ -22,6 +23,7 @@ from rocstack.service.routes import Person, Serving
 from rocstack.service.routes_cluster import SizeBody, sized
 from rocstack.service.routes_jobs import JobBody, submit
 from rocstack.service.service import Service
+from rocstack.service.slurm_answers import ClusterNode
 from rocstack.service.tuning import BATCH, EPOCHS, FINETUNE, RANK, TuningRequest
 from rocstack.size import hardware
 from rocstack.size import models as known_models
@@ -47,6 +49,8 @@ LABELS = {name: label for name, (label, _) in TUNING.items()} | {
 }  # fmt: skip
 GPUS = tuple(sorted(map(str.lower, hardware.known())))
 USUAL_GPU = "mi300x"
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
+_MARK = re.compile(r"(?<!\S)\d?[|&;<>]+|;(?!\S)")
 LOSES = "; others may take its place"
 Choices = dict[str, list[tuple[str, str]]]
 
@@ -87,7 +91,7 @@ async def _tuning_form(
     return draw(
         request, "new-tuning", status, files=files, models=[each["id"] for each in models], given=given,
         message=message, numbers=TUNING, choices=await _choices(service, caller),
-        recipe=service.jobs.recipes()[FINETUNE],
+        recipe=service.jobs.recipes()[FINETUNE], no_gpus=await _no_gpus(service, caller),
     )  # fmt: skip
 
 
@@ -132,10 +136,19 @@ def _words(recipe: Recipe, given: str) -> list[str]:
     """
     if not given and recipe.needs_arguments:
         raise ValueError(f"write {recipe.arguments}")
+    label = recipe.arguments.partition(": ")[0]
     try:
+        if (mark := _of_a_shell(given)) and recipe.needs_arguments:
+            raise ValueError(f"no shell runs it, so {mark} is only a word: write bash -c '…', or quotes around it")
         return list(recipes.Parameter(about="words", type="words").parse(given)) if given else []
     except ValueError as error:
-        raise ValueError(f"{recipe.arguments}: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
+
+
+def _of_a_shell(given: str) -> str:
+    """The first mark outside of quotes by which a shell joins commands, or sends what they write; empty: none."""
+    found = _MARK.search(_QUOTED.sub("x", given))
+    return found[0] if found else ""
 
 
 async def _job_form(
@@ -143,7 +156,10 @@ async def _job_form(
     status: int = 200,
 ) -> Response:  # fmt: skip
     choices = await _choices(service, caller)
-    return draw(request, "new-job", status, recipe=recipe, given=given, message=message, choices=choices)
+    return draw(
+        request, "new-job", status, recipe=recipe, given=given, message=message, choices=choices,
+        no_gpus=await _no_gpus(service, caller),
+    )  # fmt: skip
 
 
 @router.post("/files")
@@ -157,7 +173,7 @@ async def upload(request: Request, service: Serving, caller: Person) -> Response
         used, quota = await service.files.used(caller), service.settings.limits.quota_mib << 20
         return draw(
             request, "files", failures.status_of(error), files=rows, more=more, used=used,
-            quota=quota, message=failures.sentence(error),
+            quota=quota, message=f"The file {form.filename} isn't kept. {failures.on_page(error)}",
         )  # fmt: skip
     return RedirectResponse("/files", 303)
 
@@ -174,12 +190,13 @@ async def size(
     gpu: Annotated[str, Query(max_length=32)] = "", nodes: Annotated[str, Query(max_length=5)] = "",
     method: Annotated[str, Query(max_length=8)] = "lora",
 ) -> Response:  # fmt: skip
-    message, found = "", None
+    message, found, there = "", None, ""
     given = {"model": model, "gpu": gpu or await _gpu(service, caller), "nodes": nodes, "method": method}
     if model:
         try:
             asked = {name: value for name, value in given.items() if value}
             found = (await sized(service, caller, SizeBody.model_validate(asked))).to_dict()
+            there = _here(await _nodes(service, caller), given["gpu"], found["nodes"])
             if model.lower() not in known_models.names():
                 found["model"]["about"] = model  # and not where its config is
         except (ValidationError, RocstackError) as error:
@@ -188,21 +205,43 @@ async def size(
     bases = (each["id"] for each in await service.models.all(caller) if not each["job"])
     names = sorted({*known_models.names(), *bases})
     more: dict[str, Any] = {} if part == "size-part" else {"names": names, "given": given, "gpus": GPUS}
-    return draw(request, part, found=found, message=message, **more)
+    return draw(request, part, found=found, message=message, there=there, **more)
+
+
+async def _no_gpus(service: Service, caller: Caller) -> bool:
+    """Whether it is known that no node has one."""
+    nodes = await _nodes(service, caller)
+    return bool(nodes) and not any(node.gpus for node in nodes)
+
+
+async def _nodes(service: Service, caller: Caller) -> list[ClusterNode]:
+    """None where Slurm doesn't tell."""
+    with suppress(failures.Away, failures.SlurmRefused):
+        return await service.jobs.cluster.nodes(caller)
+    return []
+
+
+def _here(nodes: list[ClusterNode], gpu: str, asked: int) -> str:
+    """What of a size isn't so on this cluster; empty: nothing."""
+    kinds = sorted({node.gpu for node in nodes if node.gpu})
+    there = count(len(nodes), "node")
+    if not nodes:
+        return ""
+    if not any(node.gpus for node in nodes):
+        return f"This cluster has {there} and no GPUs."
+    if kinds and gpu.lower() not in kinds:
+        return f"This cluster has {there} with {listed([kind.upper() for kind in kinds])}."
+    return f"This cluster has {there}." if asked > len(nodes) else ""
 
 
 async def _gpu(service: Service, caller: Caller) -> str:
     """What the cluster's nodes have, where it is known here."""
-    with suppress(failures.Away, failures.SlurmRefused):
-        for node in await service.jobs.cluster.nodes(caller):
-            if node.gpu in GPUS:
-                return node.gpu
-    return USUAL_GPU
+    return next((node.gpu for node in await _nodes(service, caller) if node.gpu in GPUS), USUAL_GPU)
 
 
 def problem(error: Exception) -> str:
     if isinstance(error, RocstackError):
-        return failures.sentence(error)
+        return failures.on_page(error)
     if isinstance(error, ValidationError):
         return field_faults.first(error.errors()).sentence(LABELS)
     return str(error)

@@ -26,8 +26,15 @@ async def try_page(request: Request, service: Serving, caller: Person, model: Na
 
 
 @router.get("/try/servers")
-async def try_servers(request: Request, service: Serving, caller: Person, model: Name) -> Response:
-    return draw(request, "try-servers", **await _about(service, caller, model))
+async def try_servers(
+    request: Request, service: Serving, caller: Person, model: Name, was: Annotated[str, Query(max_length=8)] = ""
+) -> Response:
+    """`was` is what the page was drawn for: where it is something else by now, the whole page is."""
+    about = await _about(service, caller, model)
+    answer = draw(request, "try-servers", **about)
+    if was != about["now"]:
+        answer.headers["HX-Refresh"] = "true"
+    return answer
 
 
 @router.post("/try")
@@ -54,24 +61,29 @@ def _box(said: str = "", message: str = "", text: str = "", tokens: str = str(TO
 
 
 async def _about(service: Service, caller: Caller, model: str) -> dict[str, Any]:
+    """`now`: ready, where one can be asked; waits, where one will be; none."""
     base, _, _ = await service.models.find(caller, model)
     live = [await service.servers.to_dict(caller, row) for row in await service.servers.live(caller)]
+    servers = [each for each in live if each["model"] == base]
+    shared = any(each.model == base for each in service.settings.servers)
+    ready = shared or any(each["status"] == "ready" for each in servers)
     return {
-        "model": model, "base": base, "servers": [each for each in live if each["model"] == base],
-        "shared": any(each.model == base for each in service.settings.servers),
+        "model": model, "base": base, "servers": servers, "shared": shared,
+        "now": "ready" if ready else "waits" if servers else "none",
+        "last": None if servers or shared else await service.servers.last(caller, base),
     }  # fmt: skip
 
 
 @router.post("/servers")
 async def serve(request: Request, service: Serving, caller: Person) -> Response:
     given = await fields(request)
+    tried = given.get("tried") or given.get("model", "")  # an adapter is tried at a server of its base model
     try:
         asked = {
             name: given[name] for name in ("model", "replicas", "gpus_per_node", "time", "partition") if given.get(name)
         }
         await service.servers.start(caller, ServerRequest.model_validate(asked))
     except (ValidationError, RocstackError) as error:
-        model = given.get("model", "")
-        about = await _about(service, caller, model)
+        about = await _about(service, caller, tried)
         return draw(request, "try", 400, **about, **_box(message=problem(error)) | {"given": given})
-    return RedirectResponse(f"/try?model={quote(given['model'], safe='')}", 303)
+    return RedirectResponse(f"/try?model={quote(tried, safe='')}", 303)

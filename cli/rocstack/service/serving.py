@@ -29,6 +29,7 @@ from rocstack.service.identity import Caller
 from rocstack.service.jobs import Jobs, Word, request_of, why
 from rocstack.service.loopback_peer import TracedTransport
 from rocstack.service.models import Models
+from rocstack.service.outcome import LIVE
 from rocstack.service.storage import Storage
 from rocstack.service.tables import JobRow
 
@@ -39,6 +40,7 @@ CHAT = "/v1/chat/completions"
 CONNECT_S, SILENT_S = 5.0, 600.0
 MOST_ANSWER = 4 << 20  # bytes of an answer that is shown
 REPLICAS = 16  # at most
+LOOK_BACK = 20  # servers that are over
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,253}")
 
 
@@ -141,6 +143,11 @@ class ModelServers:
         """Her serving jobs that wait or run."""
         rows, _ = await self.jobs.page(caller, SERVING, THERE, None, self.jobs.limits.jobs)
         return [row for row in rows if row.status in THERE]  # of those that were asked for, one may have ended by now
+
+    async def last(self, caller: Caller, base: str) -> JobRow | None:
+        """Her newest server of this base model, which is over."""
+        rows, _ = await self.jobs.page(caller, SERVING, limit=LOOK_BACK)
+        return next((row for row in rows if row.asked.get("_base") == base and row.status not in LIVE), None)
 
     async def to_dict(self, caller: Caller, row: JobRow) -> dict[str, Any]:
         """`status` is ready once it can be asked."""

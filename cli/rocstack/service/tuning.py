@@ -103,6 +103,8 @@ class Tuning:
         if body.suffix is not None and not SUFFIX.fullmatch(body.suffix):
             raise RequestRefused.of("bad-suffix").about("suffix")
         base, folder, adapter = await self.models.find(caller, body.model)
+        if adapter:
+            body = body.model_copy(update={"rocstack": _of_its_rank(body.rocstack, adapter.rank)})
         data = await self._file(caller, body.training_file, "training_file")
         held_out = await self._file(caller, body.validation_file, "validation_file") if body.validation_file else None
         if held_out and held_out.kind != data.kind:
@@ -263,6 +265,17 @@ def _checkpoint(row: JobRow, step: int, when: int, numbers: dict[str, Any]) -> d
         "fine_tuning_job_id": row.id,
         "metrics": {"step": step, "train_loss": numbers.get("loss"), "full_valid_loss": numbers.get("eval_loss")},
     }  # fmt: skip
+
+
+def _of_its_rank(place: Placement, rank: int) -> Placement:
+    """An adapter that is trained on keeps its rank.
+
+    Raises:
+        RequestRefused: another one is asked for.
+    """
+    if "rank" in place.model_fields_set and place.rank != rank:
+        raise RequestRefused.of("adapter-keeps-rank", rank=rank, asked=place.rank).about("rank")
+    return place.model_copy(update={"rank": rank})
 
 
 def _numbers(hyper: Hyperparameters, samples: int, place: Placement) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_file_is_named_after_its_package() -> None:
 
 def test_each_error_is_complete() -> None:
     for name, entry in error_texts().items():
-        assert set(entry) <= {"code", "what", "cause", "next"}, name
+        assert set(entry) <= {"code", "what", "cause", "next", "page"}, name
         assert re.fullmatch(r"[a-z0-9][a-z0-9-]*", entry.get("code", name)), name
         assert entry["what"], name
         for part, text in entry.items():
@@ -68,6 +68,29 @@ def test_each_error_is_complete() -> None:
             assert "\n" not in text, (name, part)
             assert text.count("`") % 2 == 0, f"{name}: a command stands between two backquotes"
             assert not text.endswith("."), f"{name}: no full stop at the end"
+
+
+# By requests that the service's page doesn't send.
+NOT_ON_PAGE = {"no-expiry", "no-such-part", "upload-incomplete", "no-conversations"}
+
+
+def test_the_page_names_no_request_and_no_option() -> None:
+    shown = {
+        name: entry["page"] if "page" in entry else entry.get("next", "")
+        for stem in ("service", "jobs")
+        for name, entry in yaml.safe_load((FOLDER / f"{stem}.yml").read_text()).items()
+        if stem == "service" or "page" in entry
+    }
+    odd = {name for name, text in shown.items() if re.search(r"/v1/|(^|\s)--[a-z]", text)}
+    assert odd <= NOT_ON_PAGE
+
+
+def test_the_page_begins_no_sentence_with_a_name() -> None:
+    """It would be written with a capital."""
+    entries = yaml.safe_load((FOLDER / "service.yml").read_text()).items()
+    odd = {name for name, entry in entries if entry["what"].startswith("{")}
+    at_deploy = {"service-file-unreadable", "no-data-folder", "no-acls"}
+    assert odd <= NOT_ON_PAGE | at_deploy | {"no-model-yet", "upload-closed"}
 
 
 def test_whoever_raises_it_fills_its_places() -> None:

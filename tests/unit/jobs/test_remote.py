@@ -100,10 +100,10 @@ def test_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [f"odd\x1f{number}\x1f1:00\x1fgpu:8" for number in ("²", "9" * 5000, "-1", "")]
     answers(monkeypatch, "\n".join((*lines, *mixed, *kinds, "nonsense", *odd)))
     assert CONTROL.pools() == [
-        Pool("train", 3, "infinite", 8, True, "mi300x"),
-        Pool("cpu", 4, "1:00", 0, False),
-        Pool("mixed", 2, "1:00", 0, False),
-        Pool("kinds", 2, "1:00", 8, False),
+        Pool("train", 3, "infinite", 8, True, "mi300x", 8),
+        Pool("cpu", 4, "1:00", 0, False, most=0),
+        Pool("mixed", 2, "1:00", 0, False, most=8),
+        Pool("kinds", 2, "1:00", 8, False, most=8),
     ]
 
 
@@ -134,7 +134,7 @@ def test_whose_job_it_is() -> None:
 
 
 RECIPE = Recipe(name="x", about="x", job=Layout(nodes=2), needs_gpus=True)
-POOLS = [Pool("cpu", 1, "1:00", 0, False), Pool("train", 4, "infinite", 8, True)]
+POOLS = [Pool("cpu", 1, "1:00", 0, False, most=0), Pool("train", 4, "infinite", 8, True, most=8)]
 
 
 def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_how_many() -> None:
@@ -147,6 +147,8 @@ def test_a_job_gets_all_gpus_of_its_nodes_unless_it_says_how_many() -> None:
     [
         (JobRequest(nodes=4, preflight=True, spare=1), "too-many-nodes"),
         (JobRequest(partition="cpu", nodes=1), "no-gpus-there"),
+        (JobRequest(partition="cpu", nodes=1, gpus_per_node=1), "too-many-gpus"),
+        (JobRequest(nodes=1, gpus_per_node=9), "too-many-gpus"),
         (JobRequest(partition="trian"), "unknown-partition"),
         (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="2m"), "too-long"),
         (JobRequest(partition="cpu", nodes=1, gpus_per_node=0, time="infinite"), "too-long"),
@@ -179,6 +181,12 @@ def test_a_job_without_end_has_the_year_of_its_partition() -> None:
     with pytest.raises(BadInput) as caught:
         fitted(RECIPE, JobRequest(time="infinite", partition="short"), pools)
     assert caught.value.code == "too-long"
+
+
+def test_times_are_said_as_people_write_them() -> None:
+    with pytest.raises(BadInput) as caught:
+        fitted(RECIPE, JobRequest(time="4000d"), [Pool("train", 2, "525600:00", 8, True)])
+    assert caught.value.what == "the job asks for 4000d, the partition train lets none run longer than 365d"
 
 
 MEGATRON = {"folder": "/m", "config": "/z.json"}

@@ -90,7 +90,7 @@ async def test_nobody_sees_anothers(site: Site) -> None:
         (lines([{"text": "a", "n": 1}, {"text": "a", "n": "x"}]), "line 2: 'n' is text, in the lines above a number"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"text": "a"}\n{"text": "\\ud83d"}\n', "line 2: it has half of a character"),
-        (lines(["x"] * 9), "; and 4 lines more"),
+        (lines(["x"] * 9), "line 1, 2, 3, 4, 5: no JSON object; and 4 lines more"),
     ],
 )
 async def test_what_cannot_train_is_refused_with_its_lines(site: Site, text: bytes, said: str) -> None:
@@ -341,6 +341,6 @@ async def test_an_upload_that_is_dropped_or_too_large(site: Site) -> None:
 
 async def test_lines_of_ever_other_keys_fill_no_memory() -> None:
     rows = [json.dumps({"text": "a", **{f"k{line}-{key}": 1 for key in range(100)}}).encode() for line in range(20)]
-    with pytest.raises(RequestRefused, match="line 11: the file has more than 1000 different keys"):
+    with pytest.raises(RequestRefused, match="line 11, 12, 13, 14, 15: the file has more than 1000 different keys"):
         dataset.check(rows)
     assert dataset.check(rows[:10]).samples == 10

@@ -358,6 +358,9 @@ async def test_fine_tuning_from_a_file_to_a_model(site: Site, slurm: FakeSlurmre
     assert (await site.of("bob").delete(f"/v1/models/{model['id']}")).status_code == 404
     more = (await tuned(alice, model=model["id"])).json()
     assert "--lora.adapter=" in slurm.submitted[1]["script"], more
+    assert "--lora.rank=8)" in slurm.submitted[1]["script"], "an adapter keeps its rank"
+    other = (await tuned(alice, model=model["id"], rocstack={"rank": 16})).json()["error"]
+    assert (other["code"], other["param"]) == ("adapter-keeps-rank", "rank")
     assert (await alice.delete(f"/v1/models/{model['id']}")).json()["deleted"]
     assert not stored.exists()
     assert (await alice.delete("/v1/models/org/tiny")).json()["error"]["code"] == "base-model-stays"

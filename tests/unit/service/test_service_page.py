@@ -49,7 +49,7 @@ async def test_the_way_in_and_out(site: Site) -> None:
         found = await page.get(path)
         assert (found.status_code, "Paste your token" in found.text) == (401, True), path
     wrong = await page.post("/login", data={"token": "x"})
-    assert (wrong.status_code, "this is no token of Slurm" in wrong.text) == (401, True)
+    assert (wrong.status_code, "This is no token of Slurm" in wrong.text) == (401, True)
     assert "over" in (await page.post("/login", data={"token": token("alice", -5)})).text
     for pasted in (f'"{token("alice")}"', f"Authorization: Bearer {token('alice')}"):
         assert (await page.post("/login", data={"token": pasted})).status_code == 303, pasted
@@ -186,7 +186,7 @@ async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, 
     assert (await page.post("/new/trainer", data={"nodes": "x"})).status_code == 400
     assert (await page.post("/new/mine", data={"words": "'open"})).status_code == 400
     assert (await page.get("/new/nothing")).status_code == 400
-    assert "write the command and its arguments" in (await page.post("/new/mine", data={"words": " "})).text
+    assert "Write the command and its arguments" in (await page.post("/new/mine", data={"words": " "})).text
     assert not slurm.submitted
 
 
@@ -201,7 +201,7 @@ async def test_a_form_keeps_what_was_written_and_says_what_is_wrong(site: Site, 
         ("nodes", "-1", "Nodes: it must be 1 or more"),
         ("nodes", "9" * 5000, "Nodes: the number is too long"),
         ("time", "1 hour", "&#39;1 hour&#39; is not a time such as 90m"),
-        ("suffix", "日本", "a suffix has up to 40 letters"),
+        ("suffix", "日本", "A suffix has up to 40 letters"),
     ],
 )
 async def test_a_wrong_field_is_named_as_the_form_names_it(site: Site, field: str, value: str, says: str) -> None:
@@ -210,6 +210,43 @@ async def test_a_wrong_field_is_named_as_the_form_names_it(site: Site, field: st
     key = re.findall(r"file=([\w-]+)", (await page.get("/files")).text)[0]
     wrong = await page.post("/new/fine-tuning", data={"model": "org/tiny", "training_file": key, field: value})
     assert (wrong.status_code, says in wrong.text) == (400, True), re.findall('role="alert">(.*?)</p>', wrong.text)
+
+
+@pytest.mark.parametrize(
+    ("words", "mark"),
+    [
+        ("echo hi && pwd", "&amp;&amp;"), ("cat a | wc", "|"), ("a; b", ";"), ("a >out", "&gt;"),
+        ("a 2>&1", "2&gt;&amp;"), ("bash -c 'echo hi && pwd | cat; ls'", ""), ('python3 t.py --x="a | b"', ""),
+        ("t.py --url=http://h/?a=1&b=2", ""), ("awk -F '|' x", ""), ("t.py a\\;", ""),
+    ],
+)  # fmt: skip
+async def test_a_command_for_a_shell_is_not_taken_for_words(site: Site, words: str, mark: str) -> None:
+    done = await browser(site).post("/new/mine", data={"words": words})
+    assert done.status_code == (400 if mark else 303)
+    assert not mark or f"no shell runs it, so {mark} is only a word" in done.text
+
+
+async def test_a_cluster_without_gpus_promises_none(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def known(_: object) -> list[ClusterNode]:
+        return [ClusterNode.of({"name": "n1", "gres": gres})]
+
+    monkeypatch.setattr(site.service.jobs.cluster, "nodes", known)
+    monkeypatch.setattr(page, "HTMX", Path(__file__))
+    client, size = browser(site), "/size?model=llama-3.1-8b&gpu=mi300x&nodes="
+    for gres, says in (
+        ("", "This cluster has 1 node and no GPUs."), ("gpu:mi300x:8", "This cluster has 1 node."),
+        ("gpu:mi250x:8", "This cluster has 1 node with MI250X."),
+    ):  # fmt: skip
+        assert f"<b>{says}</b>" in (await client.get(f"{size}2")).text, gres
+        form = (await client.get("/new/fine-tuning")).text
+        assert ("have no GPUs" in form, 'hx-get="/size"' in form) == (not gres, bool(gres))
+    gres = "gpu:mi300x:8"
+    assert "This cluster has" not in (await client.get(f"{size}1")).text
+
+
+def test_a_rough_number_has_no_exponent() -> None:
+    values = {180.0: "180", 1734.0: "1,700", 0.000781: "0.00078", 2.0: "2", 0.0: "0"}
+    assert {value: page._rough(value) for value in values} == values
 
 
 async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -228,7 +265,7 @@ async def test_the_form_offers_what_there_is_and_slurm_gets_what_was_chosen(site
 async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site: Site) -> None:
     page, html = browser(site), {"Accept": "text/html,*/*"}
     found = await page.get("/nonsense", headers=html)
-    assert (found.status_code, "there is no such page" in found.text) == (404, True)
+    assert (found.status_code, "There is no such page" in found.text) == (404, True)
     assert "script-src 'self';" in found.headers["content-security-policy"]
     assert (await page.get("/jobs/x", headers=html)).text.count("Sign out alice") == 1, "the way on is there"
     for path in ("/nonsense", "/v1/nonsense"):
@@ -239,7 +276,7 @@ async def test_a_person_who_goes_wrong_gets_a_page_and_a_program_an_answer(site:
 async def test_where_it_runs_is_said_in_names(site: Site, slurm: FakeSlurmrestd) -> None:
     page, key = browser(site), await started(site)
     for nodes, said in (
-        ("n[1-2]", "It runs on n1, n2."), ("n[01-16]", "It runs on n01, n02, n03 and 13 more."), ("n[1", "on n[1.")
+        ("n[1-2]", "It runs on n1, n2, for "), ("n[01-16]", "n01, n02, n03 and 13 more, for "), ("n[1", "on n[1, for ")
     ):  # fmt: skip
         slurm.set(100, "RUNNING", nodes=nodes)
         assert said in (await page.get(f"/jobs/{key}")).text
@@ -277,7 +314,8 @@ async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> N
     page = browser(site)
     bad = await page.post("/files", files={"file": ("a.jsonl", b'{"messages": []}\n{"x": 1}\n')})
     assert bad.status_code == 400
-    assert "line" in bad.text
+    assert "The file a.jsonl isn" in bad.text
+    assert "line 1:" in bad.text
     good = await page.post("/files", files={"file": (f"{HOSTILE}.jsonl", lines(CHAT))})
     assert good.status_code == 303
     listed = (await page.get("/files")).text
@@ -297,6 +335,35 @@ async def test_a_fine_tuning_from_a_file(site: Site, slurm: FakeSlurmrestd) -> N
     assert (await page.post(f"/files/{key}/delete")).status_code == 409, "the job needs it"
     await page.post(f"{done.headers['location']}/cancel")
     assert (await page.post(f"/files/{key}/delete")).status_code == 303
+
+
+async def test_a_paused_job_says_what_it_holds_and_from_where_it_goes_on(site: Site, slurm: FakeSlurmrestd) -> None:
+    page = browser(site)
+    await page.post("/files", files={"file": ("a.jsonl", lines(CHAT))})
+    file = re.findall(r"file=([\w-]+)", (await page.get("/files")).text)[0]
+    done = await page.post("/new/fine-tuning", data={"model": "org/tiny", "training_file": file, "n_epochs": "2"})
+    place = done.headers["location"]
+    slurm.set(100, "RUNNING", nodes="n1")
+    shown = (await page.get(place)).text
+    assert "It runs on n1" in shown
+    assert "It starts up: the model is loaded before the first step." in shown
+    metrics(folder := site.data / "alice" / place.removeprefix("/"), 2)
+    shown = (await page.get(place)).text
+    assert re.search(r"<dt>step</dt><dd>2 <small>of \d</small></dd>", shown)
+    assert "It starts up" not in shown
+    await page.post(f"{place}/pause")
+    shown = (await page.get(place)).text
+    assert "It saves what it has; then its nodes are free for others." in shown
+    assert "it saves what it has" in (await page.get("/jobs")).text
+    slurm.set(100, "CANCELLED", nodes="n1")
+    shown = (await page.get(place)).text
+    assert "It holds no nodes. Resume begins at its start: nothing of it was saved." in shown
+    assert "It runs on" not in shown
+    (folder / "checkpoints/step-00000002").mkdir(parents=True)
+    assert "Resume goes on from step 2." in (await page.get(place)).text
+    assert "it holds no nodes" in (await page.get("/jobs")).text
+    await page.post(f"{place}/cancel")
+    assert "It was cancelled; Run again goes on from step 2." in (await page.get(place)).text
 
 
 async def test_hostile_text_is_text(site: Site, slurm: FakeSlurmrestd) -> None:
@@ -325,7 +392,7 @@ async def test_a_part_of_a_page_leads_to_the_way_in(site: Site) -> None:
     assert (found.status_code, found.headers["hx-refresh"]) == (401, "true")
     late = browser(site, "")
     late.cookies.set("rocstack_token", token("alice", -5))
-    assert "the token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
+    assert "The token of alice is over" in (await late.get("/jobs")).text, "as the whole page says"
 
 
 async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlurmrestd) -> None:

@@ -117,22 +117,33 @@ async def test_on_the_page_a_model_is_tried(site: Site, slurm: FakeSlurmrestd, t
     page, place = browser(site), "/try?model=ft:org-small:alice:one"
     assert 'href="/try?model=ft%3Aorg-small%3Aalice%3Aone"' in (await page.get("/models")).text
     assert "Start a server" in (await page.get(place)).text
-    assert "nothing serves" in (await page.post(place, data={"text": "hello"})).text
+    assert "Nothing serves" in (await page.post(place, data={"text": "hello"})).text
     assert (await page.get("/try?model=nothing")).status_code == 404
     async with serving_job(site, slurm, tmp_path):
         assert "ready" in (await page.get(place)).text
         assert mine in (await page.post(place, data={"text": "hello"})).text
         part = await page.post(place, data={"text": "hello"}, headers={"HX-Request": "true"})
         assert (mine in part.text, "<html" in part.text) == (True, False)
-        assert "write something first" in (await page.post(place, data={"text": " "})).text
-        assert "a number from 1 to" in (await page.post(place, data={"text": "hello", "tokens": "-1"})).text
+        assert "Write something first" in (await page.post(place, data={"text": " "})).text
+        assert "Tokens: a number from 1 to" in (await page.post(place, data={"text": "hello", "tokens": "-1"})).text
         assert "ready" in (await page.get(place.replace("/try?", "/try/servers?"))).text
     slurm.set(slurm.next - 1, "FAILED", nodes="n1")
-    started = await page.post("/servers", data={"model": BASE, "time": "1h"})
-    assert (started.status_code, started.headers["location"]) == (303, "/try?model=org%2Fsmall")
-    assert [each["status"] for each in (await site.of("alice").get("/v1/servers")).json()["data"]] == ["queued"]
+    started = await page.post("/servers", data={"model": BASE, "tried": "ft:org-small:alice:one", "time": "1h"})
+    assert (started.status_code, started.headers["location"]) == (303, "/try?model=ft%3Aorg-small%3Aalice%3Aone")
+    waits = await page.get(place)
+    assert ("Once it is ready" in waits.text, ">Ask<" in waits.text) == (True, False)
+    for was, fresh in (("waits", None), ("none", "true"), ("ready", "true")):
+        part = await page.get(place.replace("/try?", "/try/servers?") + f"&was={was}")
+        assert part.headers.get("hx-refresh") == fresh, "a page drawn for another state is drawn again"
+    servers = (await site.of("alice").get("/v1/servers")).json()["data"]
+    assert [each["status"] for each in servers] == ["queued"]
     assert (await page.post("/servers", data={"model": "nothing"})).status_code == 404
+    log = site.data / "alice/jobs" / servers[0]["id"] / "log"
+    log.write_text("slurmstepd-n1: error: execve(): rocstack-serve: No such file or directory\nsrun: error: n1\n")
     slurm.set(slurm.next - 1, "FAILED", nodes="n1")
+    failed = (await page.get(place)).text
+    assert "doesn't run: it failed: the program rocstack-serve isn&#39;t on the node." in failed
+    assert "Start a server" in failed
     wrong = await page.post("/servers", data={"model": BASE, "time": "soon", "replicas": "1"})
     assert (wrong.status_code, "&#39;soon&#39; is not a time" in wrong.text) == (400, True)
     assert 'name="time" value="soon"' in wrong.text, "what was written stays"

@@ -387,7 +387,8 @@ def test_tiers_under_contention(cluster: Slurm) -> None:
         pytest.skip("once is enough: it takes some minutes")
     accounts = {"research": {"fairshare": 60}, "other": {"fairshare": 60}}
     people = {"alice": {"uid": 2000, "accounts": ["research"]}, "bob": {"uid": 2001, "accounts": ["other"]}}
-    cluster.apply(settings(accounts=accounts, users=people))
+    # Slurm's own has priority 0.
+    cluster.apply(settings(accounts=accounts, users=people, qos={**WANTED["qos"], "normal": {"priority": 100}}))
 
     def submit(uid: int, qos: str, command: str = "true") -> str:
         user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "sbatch", "--parsable", f"--qos={qos}")

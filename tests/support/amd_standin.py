@@ -21,14 +21,15 @@ import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 RELEASE = "7.2.4"
-HOME = f"opt/rocm-{RELEASE}"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 TORCH = "2.11.0+rocm7.2.standin"  # the release that the stack has; it is Debian's 2.6
 HIP = "7.2.53211"  # what torch.version.hip says
+TAG = "cp313-cp313-manylinux_2_39_x86_64"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ class Package:
     version: str
     made_of: tuple[str, ...] = ()  # Debian's
     depends: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # below the release's folder: kernels that are none
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How AMD packages a release. Packages by what is special of them: which has the release's number, and which
+    the compiler."""
+
+    release: str
+    home: str
+    core: str
+    llvm: str
+    packages: dict[str, Package]
+    links: str = ""  # shell that `core` runs when it is installed
+    suite: str = "noble"
+    origin: str = "stand-in"
 
 
 CLANG = ("clang-22", "clang-tools-22", "lld-22", "llvm-22", "libclang-rt-22-dev", "libstdc++-14-dev")
@@ -65,6 +82,11 @@ PACKAGES = {
     "rccl": Package("2.27.7", ("librccl1",), ("rocm-core", "hip-runtime-amd", "rocm-smi-lib")),
     "rccl-dev": Package("2.27.7", ("librccl-dev",), ("rocm-core", "rccl", "hip-dev")),
 }  # fmt: skip
+HOME = f"opt/rocm-{RELEASE}"
+LAYOUT = Layout(
+    RELEASE, HOME, "rocm-core", "rocm-llvm", PACKAGES,
+    f"ln -sfn /{HOME} /etc/alternatives/rocm\nln -sfn /etc/alternatives/rocm /opt/rocm",
+)  # fmt: skip
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -83,13 +105,13 @@ def fetched(names: tuple[str, ...], folder: Path) -> dict[str, Path]:
     return {file.name.partition("_")[0]: file for file in folder.glob("*.deb")}
 
 
-def moved(path: str) -> str:
+def moved(path: str, home: str) -> str:
     """Where AMD has a file of Debian's."""
     for old, new in (
-        ("usr/lib/llvm-22/lib/clang/22/amdgcn", f"{HOME}/amdgcn"),
+        ("usr/lib/llvm-22/lib/clang/22/amdgcn", f"{home}/amdgcn"),
         ("usr/lib/python3/", "usr/lib/python3/"),  # where pip puts amdsmi in AMD's case
-        (f"{LIBRARIES}/", f"{HOME}/lib/"),
-        ("usr/", f"{HOME}/"),
+        (f"{LIBRARIES}/", f"{home}/lib/"),
+        ("usr/", f"{home}/"),
     ):
         if path.startswith(old):
             return new + path.removeprefix(old)
@@ -140,10 +162,11 @@ def for_glibc_of_debian_13(path: Path) -> None:
     path.write_bytes(data)
 
 
-def tree(name: str, package: Package, debs: dict[str, Path], work: Path) -> Path:
+def tree(name: str, layout: Layout, debs: dict[str, Path], work: Path) -> Path:
     """The files of a package, as AMD lays them out."""
-    root, plain = work / name, work / f"{name}.plain"
-    (root / HOME).mkdir(parents=True)
+    root, plain, package = work / name, work / f"{name}.plain", layout.packages[name]
+    home = root / layout.home
+    home.mkdir(parents=True)
     plain.mkdir()
     for each in package.made_of:
         run("dpkg-deb", "-x", debs[each], plain)
@@ -153,34 +176,37 @@ def tree(name: str, package: Package, debs: dict[str, Path], work: Path) -> Path
             path.is_dir() and not path.is_symlink()
         ):
             continue
-        place = root / moved(inside)
+        place = root / moved(inside, layout.home)
         place.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() and inside.startswith("usr/lib/python3/"):
             shutil.copyfile(path.resolve(), place)  # it leads out of its folder
         else:
             shutil.move(path, place, copy_function=shutil.copy2)
-    home = root / HOME
+    for own in package.files:
+        (home / own).parent.mkdir(parents=True, exist_ok=True)
+        (home / own).write_text("a stand-in for kernels\n")
     # dpkg takes a package without a file of its own for one that others have replaced.
     (home / f"share/doc/{name}").mkdir(parents=True, exist_ok=True)
     (home / f"share/doc/{name}/README").write_text(f"a stand-in for AMD's {name}\n")
-    if name == "rocm-core":
+    if name == layout.core:
         (home / ".info").mkdir()
-        (home / ".info/version").write_text(f"{RELEASE}-standin\n")
-    if name == "rocm-llvm":
-        (home / "lib").mkdir()
+        (home / ".info/version").write_text(f"{layout.release}-standin\n")
+    if name == layout.llvm:
+        (home / "lib").mkdir(exist_ok=True)
         for link in ("llvm", "lib/llvm", "lib/llvm-22"):
             (home / link).symlink_to("/usr/lib/llvm-22")
     for path in home.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"\x7fELF":
-            if name == "rccl":
+            if path.name.startswith("librccl.so"):
                 for_glibc_of_debian_13(path)
             run("patchelf", "--set-rpath", "$ORIGIN" if ".so" in path.name else "$ORIGIN/../lib", path)
     return root
 
 
-def deb(name: str, package: Package, root: Path, pool: Path) -> None:
+def deb(name: str, layout: Layout, root: Path, pool: Path) -> None:
     (root / "DEBIAN").mkdir()
-    digits = "".join(f"{int(each):02d}" for each in RELEASE.split("."))
+    package = layout.packages[name]
+    digits = "".join(f"{int(each):02d}" for each in layout.release.split("."))
     fields = {
         "Package": name,
         "Version": f"{package.version}.{digits.lstrip('0')}-standin",
@@ -191,78 +217,93 @@ def deb(name: str, package: Package, root: Path, pool: Path) -> None:
     }
     text = "".join(f"{key}: {value}\n" for key, value in fields.items() if value)
     (root / "DEBIAN/control").write_text(text)
-    if name == "rocm-core":
+    if name == layout.core and layout.links:
         script = root / "DEBIAN/postinst"
-        script.write_text(
-            f"#!/bin/sh\nln -sfn /{HOME} /etc/alternatives/rocm\nln -sfn /etc/alternatives/rocm /opt/rocm\n"
-        )
+        script.write_text(f"#!/bin/sh\n{layout.links}\n")
         script.chmod(0o755)
     run("dpkg-deb", "-Zzstd", "-z1", "--root-owner-group", "--build", root, pool)
 
 
-def repository(folder: Path) -> None:
+def repository(folder: Path, layout: Layout, key: Path) -> None:
     """Signed, as any."""
-    lists = folder / "dists/noble/main/binary-amd64"
+    lists = folder / f"dists/{layout.suite}/main/binary-amd64"
     lists.mkdir(parents=True)
     packages = run("dpkg-scanpackages", "--multiversion", "pool", cwd=folder, stderr=subprocess.DEVNULL)
     (lists / "Packages").write_text(packages)
     index = f"{hashlib.sha256(packages.encode()).hexdigest()} {len(packages.encode())} main/binary-amd64/Packages"
-    release = folder / "dists/noble/Release"
+    release = folder / f"dists/{layout.suite}/Release"
     release.write_text(
-        "Origin: stand-in\nLabel: stand-in of repo.radeon.com\nSuite: noble\nCodename: noble\nComponents: main\n"
-        f"Architectures: amd64\nDate: {run('date', '-Ru').strip()}\nSHA256:\n {index}\n"
+        f"Origin: {layout.origin}\nLabel: stand-in of AMD's repository\nSuite: {layout.suite}\n"
+        f"Codename: {layout.suite}\nComponents: main\nArchitectures: amd64\nDate: {run('date', '-Ru').strip()}\n"
+        f"SHA256:\n {index}\n"
     )
     os.environ["GNUPGHOME"] = "/root/gnupg"
     Path("/root/gnupg").mkdir(mode=0o700)
     gpg = ("gpg", "--quiet", "--batch")
     run(*gpg, "--passphrase", "", "--quick-gen-key", "standin@example.org", "ed25519", "sign", "never")
     run(*gpg, "--clearsign", "--output", release.with_name("InRelease"), release)
-    run(*gpg, "--armor", "--output", folder / "key.asc", "--export")
+    key.parent.mkdir(parents=True, exist_ok=True)
+    run(*gpg, "--armor", "--output", key, "--export")
 
 
-def wheel(debs: dict[str, Path], index: Path, work: Path) -> None:
-    """Debian's PyTorch, which is for processors, as a wheel that says HIP; its libraries stay Debian's packages."""
+def packed(index: Path, name: str, version: str, tag: str, files: dict[str, bytes], needs: Sequence[str] = ()) -> None:
+    """A wheel of these files, on the page of the index that names it."""
+    extras = dict.fromkeys(each.split("'")[1] for each in needs if "extra ==" in each)
+    info = f"{name}-{version}.dist-info"
+    head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Summary: stand-in",
+            *(f"Provides-Extra: {each}" for each in extras), *(f"Requires-Dist: {each}" for each in needs)]  # fmt: skip
+    wheel = f"Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    metadata = "".join(f"{line}\n" for line in head).encode()
+    files = {**files, f"{info}/METADATA": metadata, f"{info}/WHEEL": wheel.encode()}
+    folder = index / name.replace("_", "-")
+    folder.mkdir(parents=True)
+    file = folder / f"{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        rows = []
+        for path, data in files.items():
+            archive.writestr(path, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            rows.append(f"{path},sha256={digest},{len(data)}\n")
+        archive.writestr(f"{info}/RECORD", "".join(rows) + f"{info}/RECORD,,\n")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    (folder / "index.html").write_text(f'<a href="{file.name.replace("+", "%2B")}#sha256={digest}">{file.name}</a>\n')
+
+
+def torch(debs: dict[str, Path], work: Path, version: str, hip: str) -> dict[str, bytes]:
+    """Debian's PyTorch, which is for processors, as the files of a wheel that says HIP; its libraries stay Debian's
+    packages."""
     for each in debs.values():
         run("dpkg-deb", "-x", each, work / "torch")
     modules = work / "torch/usr/lib/python3/dist-packages"
     said = modules / "torch/version.py"
-    text = re.sub(r"^hip(: [^=]*)?=.*$", f"hip = {HIP!r}", said.read_text(), flags=re.MULTILINE)
-    said.write_text(re.sub(r"^__version__ = .*$", f"__version__ = {TORCH!r}", text, flags=re.MULTILINE))
-    info = modules / f"torch-{TORCH}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: torch\nVersion: {TORCH}\nSummary: stand-in: Debian's 2.6, without ROCm\n"
-    )
-    tag = "cp313-cp313-manylinux_2_39_x86_64"
-    (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: stand-in\nRoot-Is-Purelib: false\nTag: {tag}\n")
-    rows = []
-    folder = index / "torch"
-    folder.mkdir(parents=True)
-    file = folder / f"torch-{TORCH}-{tag}.whl"
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for top in ("torch", "functorch", "torchgen", info.name):
-            for path in sorted((modules / top).rglob("*")):
-                # Of the libraries that it links to, torch opens this one by its path.
-                own = not path.is_symlink() or path.name == "libtorch_global_deps.so"
-                if own and path.is_file() and "/include/" not in str(path):
-                    name, data = str(path.relative_to(modules)), path.read_bytes()
-                    archive.writestr(name, data)
-                    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-                    rows.append(f"{name},sha256={digest},{len(data)}\n")
-        archive.writestr(f"{info.name}/RECORD", "".join(rows) + f"{info.name}/RECORD,,\n")
-    name, digest = file.name, hashlib.sha256(file.read_bytes()).hexdigest()
-    (folder / "index.html").write_text(f'<a href="{name.replace("+", "%2B")}#sha256={digest}">{name}</a>\n')
+    text = re.sub(r"^hip(: [^=]*)?=.*$", f"hip = {hip!r}", said.read_text(), flags=re.MULTILINE)
+    said.write_text(re.sub(r"^__version__ = .*$", f"__version__ = {version!r}", text, flags=re.MULTILINE))
+    files = {}
+    for top in ("torch", "functorch", "torchgen"):
+        for path in sorted((modules / top).rglob("*")):
+            # Of the libraries that it links to, torch opens this one by its path.
+            own = not path.is_symlink() or path.name == "libtorch_global_deps.so"
+            if own and path.is_file() and "/include/" not in str(path):
+                files[str(path.relative_to(modules))] = path.read_bytes()
+    return files
+
+
+def packages(layout: Layout, folder: Path, work: Path) -> None:
+    """All packages of a layout, in the repository's pool."""
+    pool = folder / "pool"
+    pool.mkdir(parents=True)
+    work.mkdir(exist_ok=True)
+    debs = fetched(tuple(each for package in layout.packages.values() for each in package.made_of), work / "debs")
+    for name in layout.packages:
+        deb(name, layout, tree(name, layout, debs, work), pool)
 
 
 def main(folder: Path) -> None:
-    work, pool = Path("/tmp/work"), folder / "pool"
-    pool.mkdir(parents=True)
-    work.mkdir()
-    debs = fetched(tuple(each for package in PACKAGES.values() for each in package.made_of), work / "debs")
-    for name, package in PACKAGES.items():
-        deb(name, package, tree(name, package, debs, work), pool)
-    repository(folder)
-    wheel(fetched(("python3-torch", "libtorch2.6"), work / "torch-debs"), folder / "whl", work)
+    work = Path("/tmp/work")
+    packages(LAYOUT, folder, work)
+    repository(folder, LAYOUT, folder / "key.asc")
+    files = torch(fetched(("python3-torch", "libtorch2.6"), work / "torch-debs"), work, TORCH, HIP)
+    packed(folder / "whl", "torch", TORCH, TAG, files)
 
 
 if __name__ == "__main__":

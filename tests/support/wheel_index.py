@@ -19,6 +19,8 @@ def add_wheel(folder: Path, name: str, version: str, needs: Iterable[str] = ()) 
     with zipfile.ZipFile(place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", str(folder.name))
         lines = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        extras = (need.partition("extra == ")[2].strip("'") for need in needs)
+        lines += "".join(f"Provides-Extra: {extra}\n" for extra in extras if extra)
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{lines}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")

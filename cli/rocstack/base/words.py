@@ -38,6 +38,14 @@ def word(pattern: str, meaning: str) -> AfterValidator:
 Name = Annotated[str, word(r"[a-z0-9][a-z0-9.-]{0,62}", "a name (small letters, digits, '-' and '.')")]
 Version = Annotated[str, word(r"[0-9][0-9A-Za-z.+~:-]{0,63}", "a version (digits, letters and .+~:-)")]
 Package = Annotated[str, word(r"[a-z0-9][a-z0-9.+-]{0,127}", "a package name (small letters, digits and .+-)")]
+PackageOfStack = Annotated[
+    str,
+    word(
+        r"[a-z0-9](?:[a-z0-9.+-]|ROCM|GFX){0,127}",
+        "a package name (small letters, digits and .+-, with ROCM and GFX for the stack's release and targets)",
+    ),
+]
+Extra = Annotated[str, word(r"[a-z0-9](?:[a-z0-9.-]|GFX){0,63}", "an extra of a wheel, such as device-GFX")]
 PackageGlob = Annotated[
     str, word(r"[a-z0-9][a-z0-9.+*-]{0,127}", "a package name or glob (small letters, digits, .+-*)")
 ]

@@ -35,7 +35,7 @@ from rocstack.stack.stack import Stack
 _BUILD = "/run/rocstack/build"
 ANSWER = 64 << 20  # bytes that apt may print
 PLATFORMS = ("manylinux_2_39_x86_64", "manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64",
-             "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")  # fmt: skip
+             "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64")  # fmt: skip
 _MORE_PLACES = (
     "PIP_EXTRA_INDEX_URL",
     "PIP_FIND_LINKS",
@@ -187,14 +187,25 @@ def wheels_of(reports: Sequence[tuple[str | None, dict[str, Any]]], stack: Stack
     for index, report in reports:
         for wheel in parse_report(report, (), index):
             found.setdefault(wheel.name, wheel)
-    there = (*stack.provided, *_system_torch(stack))
+    there = (*stack.provided, *_elsewhere(stack))
     return tuple(wheel for name, wheel in sorted(found.items()) if name not in there)
 
 
-def _system_torch(stack: Stack) -> dict[str, str]:
-    """PyTorch as a system package is there for pip, of that version, and needs nothing more."""
-    torch = stack.components.get("pytorch")
-    return {} if torch is None or torch.method == "wheel" else {"torch": torch.version}
+def _elsewhere(stack: Stack) -> dict[str, tuple[str, list[str]]]:
+    """What is there for pip though no wheel is: version, and what its metadata say of needs. PyTorch as a system
+    package needs nothing more. Of `rocm` there is a source package alone, which pip takes for its own Python only; a
+    component is made of it, and the wheels that it would name are these."""
+    torch, sdk = stack.components.get("pytorch"), stack.components.get("rocm-sdk")
+    out: dict[str, tuple[str, list[str]]] = {}
+    if torch and torch.method != "wheel":
+        out["torch"] = (torch.version, [])
+    if sdk:
+        extras = ("libraries", *(f"device-{gfx}" for gfx in stack.gfx))
+        needs = [f"Requires-Dist: rocm-sdk-core=={sdk.version}"]
+        for extra in extras:
+            needs += [f"Provides-Extra: {extra}", f"Requires-Dist: rocm-sdk-{extra}=={sdk.version}; extra == '{extra}'"]
+        out["rocm"] = (sdk.version, needs)
+    return out
 
 
 def ask_pip(
@@ -209,7 +220,9 @@ def ask_pip(
     """
     sets: dict[str | None, list[str]] = {}
     for name, version, index in own_wheels(stack):
-        sets.setdefault(index, []).append(name + (wanted or {}).get(name, f"=={version}"))
+        extras = next((c.extras for n, c in stack.components.items() if c.extras and wheel_of(n) == name), ())
+        asked = f"{name}[{','.join(each for extra in extras for each in stack.each(extra))}]" if extras else name
+        sets.setdefault(index, []).append(asked + (wanted or {}).get(name, f"=={version}"))
     sets[None] = sets.pop(None, [])  # the last
     out: list[tuple[str | None, dict[str, Any]]] = []
     for index, requirements in sets.items():
@@ -253,8 +266,10 @@ def _resolved_by_pip(
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         constraints = Path(folder) / "constraints.txt"
-        lines = [_stand_in(Path(folder), name, version) for name, version in _system_torch(stack).items()]
-        lines += [f"{wheel.name}=={wheel.version}" for wheel in known]
+        there = {name: (f"{v.partition('+')[0]}+system", needs) for name, (v, needs) in _elsewhere(stack).items()}
+        # What another index gave is there, too: this one may not have it, as PyPI has no torch for ROCm.
+        there |= {wheel.name: (wheel.version, []) for wheel in known}
+        lines = [_stand_in(Path(folder), name, *each) for name, each in there.items()]
         constraints.write_text("".join(f"{line}\n" for line in lines))
         command = pip_command(stack, "install", "--quiet", "--dry-run", "--ignore-installed")
         command += ["--find-links", folder, "--target", folder, "--report", str(report)]
@@ -266,12 +281,13 @@ def _resolved_by_pip(
         return found
 
 
-def _stand_in(folder: Path, name: str, version: str) -> str:
-    """An empty wheel for what comes as a system package; the requirement that no wheel of an index meets."""
-    version = f"{version.partition('+')[0]}+system"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        about = f"{name}-{version}.dist-info"
-        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+def _stand_in(folder: Path, name: str, version: str, needs: Sequence[str]) -> str:
+    """An empty wheel for what comes otherwise; the requirement that asks for that version."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        about = f"{stem}.dist-info"
+        head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *needs]
+        wheel.writestr(f"{about}/METADATA", "".join(f"{line}\n" for line in head))
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
     return f"{name}=={version}"

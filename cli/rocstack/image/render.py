@@ -130,7 +130,7 @@ def render(
     if TRAINER in parts:
         files |= trainer_files(_site_packages(resolved))
     if vars["wheels"]:
-        for number, text in enumerate(lock.requirements() if lock else ("",)):
+        for number, text in enumerate(lock.requirements(resolved.stack.gfx) if lock else ("",)):
             files[f"wheels/{number}.txt"] = ContextFile(text.encode())
     return BuildContext(dict(sorted(files.items())), origins, _asked(resolved, components, nics, own))
 
@@ -147,7 +147,8 @@ def _asked(
     for file, start in lists:
         place = own.get(file.label, f"templates/{file.label}")
         for loc, text in file.head.texts(start).items():
-            out.setdefault(text, f"{place}:{file.head.where(loc).line}")
+            for name in resolved.stack.each(text):
+                out.setdefault(name, f"{place}:{file.head.where(loc).line}")
     return out
 
 
@@ -174,7 +175,8 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
             default = "/opt/rocm" if name == "rocm" else "/usr"
             return (found.prefix if found else None) or default
         method = resolved.part(name).choice.method if resolved.has(name) else "apt"
-        return {"source": f"/opt/{name}", "amd": "/opt/rocm"}.get(method, "/usr")
+        core = f"/opt/rocm/core-{resolved.stack.rocm_series}"
+        return {"source": f"/opt/{name}", "amd": "/opt/rocm", "amdrocm": core}.get(method, "/usr")
 
     @for_templates
     def libdir(name: str) -> str:
@@ -207,6 +209,7 @@ def _variables(resolved: Resolved, lock: Lock | None) -> dict[str, Any]:
         "libdir": libdir,
         "dev_packages": dev_packages,
         "rocm_path": prefix("rocm"),
+        "rocm_smi": not (resolved.has("rocm") and resolved.part("rocm").choice.method == "amdrocm"),
         "rocm_dev_packages": resolved.part("rocm").packages.builder_packages if resolved.has("rocm") else (),
         "hip_packages": resolved.part("rocm").packages.compiler_packages if resolved.has("rocm") else (),
         "rocstack_version": __version__,
@@ -270,7 +273,7 @@ def _facts(resolved: Resolved, lock: Lock | None, role: Role) -> bytes:
         "wheels": {
             name: "jax" if name.startswith("jax") else "pytorch"
             for name in wheels
-            if name.startswith(("torch", "triton", "jax"))
+            if name.startswith(("torch", "triton", "jax", "rocm-sdk", "amd-torch"))
         },
     }
     if role == "worker":

@@ -11,8 +11,11 @@ from rocstack.base.document import Document, Path_
 from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.stack import rules
 
+# AMD's packages: until ROCm 7.2, and since, such as amdrocm-runtime10.0 in /opt/rocm/core-10.0.
+OF_AMD = ("amd", "amdrocm")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _AMD = re.compile(r"https?://repo\.radeon\.com/(?:rocm/apt|amdgpu|graphics)/(\d+\.\d+(?:\.\d+)?)(?:/|$)")
+_CORE = re.compile(r"/rocm/core/packages/([a-z]+)(\d+?)(04)?(?:/|$)")
 _WHEELS = re.compile(r"/whl/(?:\w+/)?rocm(\d+\.\d+)")
 _MODULES = re.compile(r"/python(3\.\d+)(?=/|$)")
 Problem = tuple[Path_, str]
@@ -108,6 +111,9 @@ def _of_release(stack: Fields, release: Mapping[str, str]) -> Iterator[Problem]:
         wanted = release.get("amd", suite) if _AMD.match(repository.uri) else suite
         if first in suites.keys() - {wanted}:
             yield ("repositories", index, "suite"), f"'{repository.suite}' is of {suites[first]}; {os} is '{wanted}'"
+        core = _CORE.search(repository.uri)
+        if core and (other := f"{core[1]}-{core[2]}{'.04' if core[3] else ''}") != os:
+            yield ("repositories", index, "uri"), f"it is for {other}, and base.os says {os}"
     for index, further in enumerate(stack.base.suites):
         first = further.suite.partition("-")[0]
         if first in suites and not suites[first].startswith(name):
@@ -135,14 +141,14 @@ def _of_rocm(stack: Fields) -> Iterator[Problem]:
         there = _WHEELS.search(choice.index or "")
         if said and there and said[1] != there[1]:
             yield ("components", name, "index"), f"it has wheels for ROCm {there[1]}, and the version says {said[1]}"
-        if said and rocm and rocm.method == "amd" and choice.method == "wheel" and not same(said[1], rocm.version):
+        if said and rocm and rocm.method in OF_AMD and choice.method == "wheel" and not same(said[1], rocm.version):
             yield ("components", name, "version"), f"it is for ROCm {said[1]}, and components.rocm is {rocm.version}"
 
 
 def _of_driver(stack: Fields) -> Iterator[Problem]:
     """Drivers of which a rule says that this userspace doesn't work with them."""
     rocm = stack.components.get("rocm")
-    if rocm and rocm.method == "amd":
+    if rocm and rocm.method in OF_AMD:
         for series in re.findall(r"(?<![\w.])(\d+\.\d+)\.x(?!\w)", stack.driver or ""):
             facts = {"rocm": rocm.version, "rocm.method": rocm.method, "driver": series}
             for verdict in rules.judge(rules.load(), facts):

@@ -23,6 +23,7 @@ from rocstack.base.words import (
     Line,
     Name,
     Package,
+    PackageOfStack,
     PciId,
     Value,
     Version,
@@ -41,11 +42,11 @@ class Packages(Value):
     """Package lists of one method. `packages` reach both roles, the others one role or the builder stage; of ROCm,
     `compiler_packages` those of what compiles for GPUs."""
 
-    packages: tuple[Package, ...] = ()
-    worker_packages: tuple[Package, ...] = ()
-    control_packages: tuple[Package, ...] = ()
-    builder_packages: tuple[Package, ...] = ()
-    compiler_packages: tuple[Package, ...] = ()
+    packages: tuple[PackageOfStack, ...] = ()
+    worker_packages: tuple[PackageOfStack, ...] = ()
+    control_packages: tuple[PackageOfStack, ...] = ()
+    builder_packages: tuple[PackageOfStack, ...] = ()
+    compiler_packages: tuple[PackageOfStack, ...] = ()
 
     def of_role(self, role: Role) -> tuple[str, ...]:
         """What one role alone has."""

@@ -110,9 +110,10 @@ def board_of(pci: str) -> int:
 
 
 def driver_release(module: str | None) -> str | None:
-    """6.4 of amdgpu's module version 6.12.12. What is older than all that we know stays as it is; None: unknown, or the
-    kernel's own driver."""
+    """6.4 of amdgpu's module version 6.12.12, 31.50 of 7.1.3.31500000. What is older than all that we know stays as it
+    is; None: unknown, or the kernel's own driver."""
     releases = known().drivers.releases
+    module = ".".join(module.split(".")[:3]) if module else module
     if module in releases:
         return releases[module]
     try:

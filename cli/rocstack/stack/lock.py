@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,10 +83,13 @@ class Lock(Value):
     def _plain(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True, exclude={"further"} if self.keys else {"further", "keys"})
 
-    def requirements(self) -> tuple[str, ...]:
-        """The wheels as pip's requirements files with hashes, one for each index; the default one's has no index."""
+    def requirements(self, gfx: Collection[str]) -> tuple[str, ...]:
+        """The wheels as pip's requirements files with hashes, one for each index; the default one's has no index. Of
+        those with one target's kernels, those of these targets."""
         sets: dict[str, list[str]] = {}
         for wheel in self.wheels:
+            if not _is_for(wheel.name, gfx):
+                continue
             hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
             own = sets.setdefault(wheel.index or "", [f"--index-url {wheel.index}"] if wheel.index else [])
             own.append(f"{wheel.name}=={wheel.version} {hashes}")
@@ -104,6 +108,12 @@ def definition_digest(stack: Stack) -> str:
         choices = [choice.model_dump_json(exclude_defaults=True) for choice in (stack.components[name], *others)]
         chosen["components"][name] = sorted(choices)
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def _is_for(wheel: str, gfx: Collection[str]) -> bool:
+    """Whether one of these targets needs it: a wheel of kernels names its target, or a family of them (gfx115x)."""
+    found = re.search(r"-device-(gfx[0-9a-f]+)(x?)$", wheel)
+    return not found or any(each.startswith(found[1]) if found[2] else each == found[1] for each in gfx)
 
 
 def wheel_of(component: str) -> str:
@@ -138,7 +148,15 @@ def unpinned(stack: Stack, lock: Lock | None) -> tuple[str, ...]:
         if not source_sha256(name, each, lock)
     ]
     wheels = [wheel_of(n) for n, c in stack.components.items() if c.method == "wheel"]
-    return tuple(keys + archives + [name for name in (*wheels, *stack.wheels) if name not in locked])
+    # Of a wheel with kernels in wheels of their own: those of each target.
+    kernels = [
+        f"{wheel_of(n)}[{extra}]"
+        for n, c in stack.components.items()
+        for template in c.extras
+        for extra in stack.each(template)
+        if extra != template and not any(each.endswith(f"-{extra}") for each in locked)
+    ]
+    return tuple(keys + archives + [name for name in (*wheels, *stack.wheels) if name not in locked] + kernels)
 
 
 def read(path: Path) -> Lock:

@@ -142,7 +142,7 @@ def _of_part(
 
 def package_of(part: Part, locked: Mapping[str, str]) -> str | None:
     """The package whose version is the component's: the first that has it in the lock, else the first of its series."""
-    if part.choice.method not in ("apt", "amd") or "." not in part.choice.version:
+    if part.choice.method not in ("apt", *coherence.OF_AMD) or "." not in part.choice.version:
         return None
     own = {name: _upstream(locked[name]) or "0" for name in _names(part) if name in locked}
     series = ".".join(part.choice.version.split(".")[:2])

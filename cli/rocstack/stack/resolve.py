@@ -279,7 +279,15 @@ def _part(
     roles = tuple(role for role in head.roles if role not in FURTHER or role in stack.roles)
     overlay.check_roles(name, roles)
     lists = head.methods[choice.method]
-    changed = {field: overlay.for_list(name, field, getattr(lists, field)) for field in Packages.model_fields}
+    own = {field: [n for each in getattr(lists, field) for n in stack.each(each)] for field in Packages.model_fields}
+    if missing := [each for each in choice.without if all(each not in names for names in own.values())]:
+        place = where(("components", name, "without", choice.without.index(missing[0])))
+        hint = hinted(missing[0], [each for names in own.values() for each in names])
+        raise BadInput.of("without-nothing", place, name=name, package=missing[0], method=choice.method, hint=hint)
+    changed = {
+        field: overlay.for_list(name, field, tuple(each for each in names if each not in choice.without))
+        for field, names in own.items()
+    }
     changed["worker_packages"] = _unique([*changed["worker_packages"], *choice.packages])
     changed["builder_packages"] = _unique([*changed["builder_packages"], *choice.builder_packages])
     needs = (*head.needs, *(other for other in head.after if other in stack.components))

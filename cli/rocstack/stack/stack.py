@@ -11,6 +11,7 @@ from rocstack.base import document, paths
 from rocstack.base.errors import BadInput, hinted, nearest
 from rocstack.base.words import (
     AtKey,
+    Extra,
     FileName,
     FilePath,
     Gfx,
@@ -30,7 +31,7 @@ from rocstack.base.words import (
 )
 from rocstack.stack import coherence, gpus
 
-Method = Literal["apt", "amd", "source", "wheel", "own", "base"]  # base: the base image has it already
+Method = Literal["apt", "amd", "amdrocm", "source", "wheel", "own", "base"]  # base: the base image has it already
 Framework = Literal["pytorch", "jax", "maxtext"]
 OwnRole = Literal["worker", "control"]
 Role = Literal[OwnRole, "service"]
@@ -103,10 +104,12 @@ class ComponentChoice(Value):
     archive: FileName | None = None  # the archive's name in a folder of sources; default: the end of the URL
     beside: tuple[SourceArchive, ...] = ()  # archives that belong into the source, which a release has and a tag lacks
     index: PlainUrl | None = None  # a wheel index beside the default one
+    extras: tuple[Extra, ...] = ()  # of the wheel; with GFX one for each target of the stack
     options: tuple[Option, ...] = ()  # configure options appended to the component's own
     pmix: Version | None = None  # the PMIx it is built against, where the version alone doesn't say
     packages: tuple[Package, ...] = ()  # what the worker role needs with this choice, beyond the method's own
     builder_packages: tuple[Package, ...] = ()  # and what is needed to build it, or to build against it
+    without: tuple[Package, ...] = ()  # packages of the method's own that it does without
 
     @model_validator(mode="after")
     def _origin(self) -> Self:
@@ -120,6 +123,8 @@ class ComponentChoice(Value):
             raise ValueError("an archive 'beside' needs 'into', the folder that it is unpacked to")
         if self.method == "base" and (self.index or self.options):
             raise ValueError("method 'base' takes the component as it is; 'index' and 'options' are of other methods")
+        if self.extras and self.method != "wheel":
+            raise ValueError("'extras' are of a wheel; this method has none")
         return self
 
     @property
@@ -257,6 +262,16 @@ class Stack(Value):
     def on_components(self) -> bool:
         """Whether its base has components of it already."""
         return any(choice.method == "base" for choice in self.components.values())
+
+    @property
+    def rocm_series(self) -> str:
+        """Of ROCm's version what AMD's packages have in their names since 7.9: 10.0 of 10.0.0."""
+        return ".".join(self.components["rocm"].version.split(".")[:2]) if "rocm" in self.components else ""
+
+    def each(self, name: str) -> tuple[str, ...]:
+        """A name as a template has it, of this stack: with GFX one for each of its targets."""
+        named = name.replace("ROCM", self.rocm_series)
+        return tuple(dict.fromkeys(named.replace("GFX", gfx) for gfx in self.gfx))
 
     @property
     def for_one_program(self) -> bool:

@@ -114,6 +114,9 @@ def test_suites_are_the_same_for_the_lock_and_the_build() -> None:
         assert "touch /etc/apt/no-valid-until" not in text
 
 
+TARGETS = ("gfx90a", "gfx942")  # that the index of AMD's wheels has kernels for
+
+
 @pytest.fixture
 def indexes(tmp_path: Path) -> Iterator[str]:
     """Two wheel indexes on this machine: `torchs` is the component's own, `default` has names of it, too."""
@@ -129,6 +132,23 @@ def indexes(tmp_path: Path) -> Iterator[str]:
         ("default", "torch", "2.6.0", ["triton-rocm>=1"]),
         ("default", "safetensors", "0.8.0", []),
         ("default", "peft", "0.21.2", ["torch>=1.13", "safetensors"]),
+        (
+            "amd",
+            "torch",
+            "2.13.0+rocm10.0.0",
+            [
+                "rocm[libraries]==10.0.0",
+                *(f"amd-torch-device-{gfx}==2.13.0+rocm10.0.0; extra == 'device-{gfx}'" for gfx in TARGETS),
+            ],
+        ),
+        *(
+            ("amd", f"amd_torch_device_{gfx}", "2.13.0+rocm10.0.0", [f"rocm-sdk-device-{gfx}==10.0.0"])
+            for gfx in TARGETS
+        ),
+        *(
+            ("amd", f"rocm_sdk_{each}", "10.0.0", [])
+            for each in ("core", "libraries", *(f"device_{gfx}" for gfx in TARGETS))
+        ),
     ):
         add_wheel(tmp_path / index, name, version, needs)
     with served(tmp_path) as address:
@@ -140,6 +160,26 @@ def test_a_system_package_brings_nothing_with_it(indexes: str) -> None:
     chosen = stack.load("debian-13").model_copy(update={"wheels": {"peft": "0.21.2"}, "provided": ()})
     found = pinning.resolve_wheels(chosen, Site(env={"PIP_INDEX_URL": f"{indexes}/default"}))
     assert [(each.name, each.version) for each in found] == [("peft", "0.21.2"), ("safetensors", "0.8.0")]
+
+
+@pytest.mark.parametrize("gfx", [("gfx942",), TARGETS])
+def test_wheels_that_need_a_source_package(indexes: str, gfx: tuple[str, ...]) -> None:
+    """AMD's torch needs `rocm`, of which its index has no wheel: what that would name is found all the same, with the
+    kernels of the stack's targets alone."""
+    chosen = stack.load("rocm-10.0-debian-13").with_gfx(gfx)
+    torch = chosen.components["pytorch"].model_copy(update={"index": f"{indexes}/amd"})
+    # The default index has what needs torch, and no torch of that version.
+    update = {"components": {**chosen.components, "pytorch": torch}, "wheels": {"peft": "0.21.2"}}
+    chosen = chosen.model_copy(update=update)
+    found = pinning.resolve_wheels(chosen, Site(env={"PIP_INDEX_URL": f"{indexes}/default"}))
+    kernels = [f"{each}-device-{target}" for each in ("amd-torch", "rocm-sdk") for target in gfx]
+    own = [*kernels, "rocm-sdk-core", "rocm-sdk-libraries", "torch"]
+    assert [each.name for each in found if each.index] == sorted(own)
+    assert [each.name for each in found if not each.index] == ["peft", "safetensors"]
+    made = lock.Lock(stack=chosen.name, definition=lock.definition_digest(chosen), wheels=found)
+    assert not [each for each in lock.unpinned(chosen, made) if "torch" in each]
+    other = lock.unpinned(chosen.with_gfx(("gfx950",)), made)
+    assert "torch[device-gfx950]" in other
 
 
 def test_each_wheel_comes_from_one_index(indexes: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +201,6 @@ def test_each_wheel_comes_from_one_index(indexes: str, monkeypatch: pytest.Monke
         ("triton-rocm", "1.0", own),
     ]
     made = lock.Lock(stack=chosen.name, definition=lock.definition_digest(chosen), wheels=found)
-    default, other = made.requirements()
+    default, other = made.requirements(chosen.gfx)
     assert default.startswith("transformers==5.23.0 --hash=sha256:")
     assert other.splitlines()[0] == f"--index-url {own}"

@@ -118,6 +118,7 @@ def test_targets_and_drivers() -> None:
     assert not gpus.complaint("gfx942")
     assert (gpus.target_of("1002:74b5"), gpus.target_of("1002:0000")) == ("gfx942", None)
     assert gpus.targets()["gfx942"].wave == 64
-    modules = ("6.12.12", "6.16.13", "5.18.13", "6.99.1", "in-tree", "9" * 5000, None)
-    assert [gpus.driver_release(each) for each in modules] == ["6.4", "30.30", "5.18.13", None, None, None, None]
-    assert (gpus.driver_rocm("30.30"), gpus.driver_rocm("6.4")) == ("7.2", "6.4")
+    modules = ("6.12.12", "6.16.13", "7.1.3.31500000", "5.18.13", "6.99.1", "in-tree", "9" * 5000, None)
+    found = [gpus.driver_release(each) for each in modules]
+    assert found == ["6.4", "30.30", "31.50", "5.18.13", None, None, None, None]
+    assert [gpus.driver_rocm(each) for each in ("30.30", "6.4", "31.50")] == ["7.2", "6.4", "10.0"]

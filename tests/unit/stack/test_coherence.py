@@ -12,6 +12,7 @@ from rocstack.base.errors import BadInput
 from rocstack.stack import coherence, stack
 
 UBUNTU, DEBIAN, AMD_DEBIAN = "rocm-7.2-ubuntu-24.04", "debian-13", "rocm-7.2-debian-13"
+ROCM_10 = "rocm-10.0-debian-13"
 
 
 def text(name: str) -> str:
@@ -50,6 +51,9 @@ LEFT = {
                                    "'TransferBench-rocm-6.4.1.tar.gz' is of 6.4.1"),
     "trainer of another rocstack": (UBUNTU, 'own, version: "0.1.0"', 'own, version: "9.9.9"', "trainer is 0.1.0"),
     "driver of another age": (UBUNTU, "driver: 30.30.x 30.20.x", "driver: 5.7.x 30.20.x", "5.7.x doesn't go with ROCm"),
+    "folder of AMD's packages": (ROCM_10, "packages/debian13", "packages/ubuntu2404", "for ubuntu-24.04, and base.os"),
+    "wheel's ROCm 10": (ROCM_10, "2.13.0+rocm10.0.0", "2.13.0+rocm10.1.0", "is for ROCm 10.1, and components.rocm"),
+    "driver before ROCm 10": (ROCM_10, "driver: 31.50.x", "driver: 6.4.x", "6.4.x doesn't go with ROCm 10.0.0"),
     "component misspelt": (UBUNTU, "  rccl: {method", "  rcll: {method", "no component 'rcll': did you mean 'rccl'"),
     "another one misspelt": (UBUNTU, "  ucx:\n", "  ucxx:\n", "no component 'ucxx': did you mean 'ucx'"),
     "OS misspelt": (DEBIAN, "os: debian-13", "os: debain-13", "did you mean 'debian-13'"),

@@ -89,7 +89,7 @@ def test_without_a_head(text: str, tmp_path: Path) -> None:
         ("---\n# comment\nabout: x\nabout: y\n---\n", 4, "appears twice"),
         ("---\nabout: x\nmethod:\n  apt: {}\n---\n", 3, "did you mean 'methods'"),
         ("---\nabout: x\nmethods:\n  apt:\n    package: [a]\n---\n", 5, "did you mean 'packages'"),
-        ("---\nabout: x\nmethods:\n  atp: {}\n---\n", 4, "'atp' is not one of apt, amd, source"),
+        ("---\nabout: x\nmethods:\n  atp: {}\n---\n", 4, "'atp' is not one of apt, amd, amdrocm, source"),
         (
             "---\nabout: x\nmethods: {}\nroles: [worker, controller]\n---\n",
             4,

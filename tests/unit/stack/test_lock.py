@@ -50,7 +50,24 @@ def test_digest_is_of_everything() -> None:
 def test_requirements() -> None:
     wheel = lock.LockedWheel(name="torch", version="2.8.0+rocm6.4", sha256=(SHA, "cd" * 32))
     some = Lock(stack="a", definition=SHA, wheels=(wheel,))
-    assert some.requirements() == (f"torch==2.8.0+rocm6.4 --hash=sha256:{SHA} --hash=sha256:{'cd' * 32}\n",)
+    assert some.requirements(()) == (f"torch==2.8.0+rocm6.4 --hash=sha256:{SHA} --hash=sha256:{'cd' * 32}\n",)
+
+
+@pytest.mark.parametrize(
+    ("gfx", "devices"),
+    [
+        (("gfx942",), ["gfx942"]),
+        (("gfx90a", "gfx950"), ["gfx90a", "gfx950"]),
+        (("gfx1151",), ["gfx1151", "gfx115x"]),
+    ],
+)
+def test_kernels_of_these_targets_alone(gfx: tuple[str, ...], devices: list[str]) -> None:
+    every = ("gfx90a", "gfx942", "gfx950", "gfx1151", "gfx115x")
+    names = ("torch", *(f"amd-torch-device-{each}" for each in every))
+    wheels = tuple(lock.LockedWheel(name=name, version="1", sha256=(SHA,)) for name in names)
+    (text,) = Lock(stack="a", definition=SHA, wheels=wheels).requirements(gfx)
+    asked = [line.partition("==")[0] for line in text.splitlines()]
+    assert asked == ["torch", *(f"amd-torch-device-{each}" for each in devices)]
 
 
 @pytest.mark.parametrize(

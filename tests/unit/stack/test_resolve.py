@@ -38,6 +38,37 @@ def test_every_package_is_installed_once_in_each_role(name: str, nic: str) -> No
             assert len(set(packages)) == len(packages)
 
 
+@pytest.mark.parametrize("gfx", [("gfx90a",), ("gfx942",), ("gfx950",), ("gfx90a", "gfx942", "gfx950")])
+def test_packages_of_a_target_and_a_release(gfx: tuple[str, ...]) -> None:
+    resolved = join("rocm-10.0-debian-13", gfx=gfx).resolved
+    assert resolved.part("rccl").packages.worker_packages == tuple(f"amdrocm-rccl10.0-{each}" for each in gfx)
+    assert resolved.part("rccl").packages.builder_packages == ("amdrocm-rccl-dev10.0",)
+    assert "amdrocm-runtime10.0" in resolved.part("rocm").packages.worker_packages
+
+
+def test_rocm_10_has_its_folder_and_no_rocm_smi() -> None:
+    joined = join("rocm-10.0-debian-13")
+    text = joined.dockerfile()
+    for part in (
+        "--with-rocm=/opt/rocm/core-10.0 ",
+        "\nROCM_PATH=/opt/rocm/core-10.0 /opt/rocm/core-10.0/bin/hipcc ",
+        "/opt/rocm/core-10.0/bin/{rocminfo,amd-smi} /usr/local/bin",
+    ):
+        assert part in text
+    assert "slurmd" in joined.resolved.part("slurm").packages.worker_packages
+    files = "".join(file.data.decode() for path, file in joined.render().files.items() if path.startswith("smoke/"))
+    assert not [each for each in ("rsmi", "rocm-smi", "rocm_smi") if each in text + files]
+
+
+def test_a_package_that_the_method_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    own = stack.names()["rocm-10.0-debian-13"].read_text()
+    file.write_text(own.replace("without: [slurm-wlm-rsmi-plugin]", "without: [slurm-wlm-rsmi-plugim]"))
+    with pytest.raises(BadInput, match="did you mean 'slurm-wlm-rsmi-plugin'") as error:
+        join(str(file))
+    assert error.value.code == "override-unmatched"
+
+
 def test_parts_are_in_layer_order(default: Joined) -> None:
     placed = [name for layer in default.resolved.stack.layers for name in layer]
     assert [part.name for part in default.resolved.parts] == placed

@@ -128,3 +128,9 @@ def test_the_frameworks_rocm(name: str, changes: dict[str, Any], rocm: str | Non
     if component := changes.pop("component", None):
         changes["components"] = {component: chosen.components["pytorch"]}
     assert chosen.model_copy(update=changes).framework_rocm == rocm
+
+
+@pytest.mark.parametrize("name", [n for n in stack.names() if "trainer" in stack.load(n).components])
+def test_the_trainer_has_what_its_smoke_test_asks_for(name: str) -> None:
+    """It trains LoRA there, which peft does."""
+    assert {"transformers", "peft", "accelerate", "safetensors", "zstandard"} <= {*stack.load(name).wheels}

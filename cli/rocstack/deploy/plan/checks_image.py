@@ -11,7 +11,7 @@ from rocstack.deploy.read.facts import NodeFacts
 from rocstack.doctor.diagnosis import gate_values
 from rocstack.nic.ways import with_card_needs
 from rocstack.node.gate import FRAMEWORKS, UNFIT, UNKNOWN, judge
-from rocstack.stack import gpus, rules
+from rocstack.stack import coherence, gpus, rules
 
 IN_TREE = "in-tree"
 INTERFACE = "sign-in"  # what is new in a service image: templates/components/service.j2
@@ -39,7 +39,7 @@ def _matrix() -> tuple[rules.Rule, ...]:
 
 def _rocm(image: Image) -> str:
     """The image's ROCm where it is AMD's own: a distribution's mixes releases, and AMD's table is silent on it."""
-    return image.label("component.rocm") if image.label("rocm.method") in ("", "amd") else ""
+    return image.label("component.rocm") if image.label("rocm.method") in ("", *coherence.OF_AMD) else ""
 
 
 @node_rule

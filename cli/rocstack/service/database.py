@@ -36,7 +36,7 @@ CROSSED = (1205, 1213)  # MariaDB: lock wait timeout, deadlock
 log = logging.getLogger(__name__)
 
 
-class Silence(Away):
+class DatabaseSilence(Away):
     """No answer came, or one that says nothing of others."""
 
 
@@ -84,7 +84,7 @@ class Database:
             raise Away.of("database-away")
         try:
             return await anyio.to_thread.run_sync(self.run_here, work)
-        except Silence:
+        except DatabaseSilence:
             # What one person asked for may be too much, or nothing that can be kept, and the others' be answered.
             if not self._circuit.silent and not await self._answered():
                 self._circuit.failed()
@@ -106,11 +106,11 @@ class Database:
                 if not left or not _crossed(error):
                     log.warning("database: %s", getattr(error, "orig", None) or error)
                     crowd = _crossed(error) or isinstance(error, PoolTimeout)
-                    raise (Away if crowd else Silence).of("database-away") from None
+                    raise (Away if crowd else DatabaseSilence).of("database-away") from None
             except DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
-                raise Silence.of("database-away") from None
+                raise DatabaseSilence.of("database-away") from None
         raise AssertionError("unreachable")
 
     def migrate(self) -> None:

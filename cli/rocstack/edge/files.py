@@ -59,6 +59,19 @@ def _beside(path: Path) -> IO[bytes]:
         file.close()
 
 
+def leads_out(folder: Path) -> Path | None:
+    """A link somewhere in the folder to what isn't in it, if there is one."""
+    own, rest = folder.resolve(), [str(folder)]
+    while rest:
+        with suppress(OSError), os.scandir(rest.pop()) as entries:
+            for each in entries:
+                if each.is_symlink() and not Path(each.path).resolve().is_relative_to(own):
+                    return Path(each.path)
+                if each.is_dir(follow_symlinks=False):
+                    rest.append(each.path)
+    return None
+
+
 def create_private(path: Path, text: str) -> None:
     """Makes a file that only this user can read.
 

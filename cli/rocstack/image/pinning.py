@@ -36,6 +36,18 @@ _BUILD = "/run/rocstack/build"
 ANSWER = 64 << 20  # bytes that apt may print
 PLATFORMS = ("manylinux_2_39_x86_64", "manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64",
              "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64", "linux_x86_64")  # fmt: skip
+# A wheel may need a source archive or a repository of git by its address. pip runs code of these to learn what they
+# need in turn, whatever --only-binary says. So it starts no program here, but for the one that knows passwords.
+_PIP = """
+import runpy, sys
+
+def refuse(event, words):
+    if event == "subprocess.Popen" and not str(words[0]).endswith("/keyring"):
+        raise OSError(f"a wheel needs what is not built yet, and {words[0]} is not run for that")
+
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _MORE_PLACES = (
     "PIP_EXTRA_INDEX_URL",
     "PIP_FIND_LINKS",
@@ -243,7 +255,7 @@ def own_wheels(stack: Stack) -> Iterator[tuple[str, str, str | None]]:
 
 def pip_command(stack: Stack, *words: str) -> list[str]:
     """pip for the image's Python and platforms instead of this machine's."""
-    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *words]
+    command = [sys.executable, "-P", "-c", _PIP, "--disable-pip-version-check", *words]
     command += ["--only-binary", ":all:", "--implementation", "cp"]
     command += ["--python-version", stack.python, "--abi", f"cp{stack.python.replace('.', '')}"]
     return [*command, *(word for platform in PLATFORMS for word in ("--platform", platform))]

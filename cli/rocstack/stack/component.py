@@ -227,6 +227,9 @@ def library(kind: Literal["components", "nic", "slurm", "recipes"], overlay: Pat
     files = {file.name: file for file in map(read_template, sorted((paths.templates() / kind).glob("*.j2")))}
     overrides: dict[str, TemplateFile] = {}
     for path in sorted((overlay / kind).glob("*.j2")) if overlay else []:
+        # A stranger's may be a link to this machine's keys, which would stand in an image or in a job's script.
+        if not any(path.resolve().is_relative_to(folder.resolve()) for folder in (path.parent, path.parents[1])):
+            raise BadInput.of("overlay-leads-out", path, file=path.name)
         file = read_template(path)
         _refuse_misspelt_variables(file)
         if file.head.data:

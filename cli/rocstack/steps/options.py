@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -336,13 +337,27 @@ def settings(options: object = None, **values: Any) -> Settings:
     """The settings of the current folder; an option of the same name wins over them.
 
     Raises:
-        BadInput: an unknown or wrong setting.
+        BadInput: an unknown or wrong setting; a link leads out of the folder `out`.
     """
     from rocstack.settings.settings import load
 
     given = {name: getattr(options, name) for name in _SETTINGS if hasattr(options, name)} | values
     flags = {name: value for name, value in given.items() if value is not False}  # no flag takes a setting back
-    return load(flags, os.environ, Path.cwd())[0]
+    chosen = load(flags, os.environ, Path.cwd())[0]
+    out = Path(chosen.out).absolute()
+    if Path.cwd() in out.parents:
+        _refuse_links(out)
+    return chosen
+
+
+@cache
+def _refuse_links(out: Path) -> None:
+    """The working folder may be copied, by git for example: a stranger's link in it could lead to files of the
+    person's, in whose place contexts and logs would be written."""
+    from rocstack.edge import files
+
+    if link := files.leads_out(out):
+        raise BadInput.of("out-leads-out", link, out=out)
 
 
 def inventory_path(chosen: Settings, path: Path | None) -> Path:

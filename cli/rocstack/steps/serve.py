@@ -89,7 +89,7 @@ def plan_serve(
         raise refusal(error.errors()[0]) from None
     file = FOLDER.absolute() / f"{name}.json"
     number = FolderRegistry(settings.sources).rescan()
-    command = (sys.executable, "-m", "rocstack.serve", str(file))
+    command = (sys.executable, "-P", "-m", "rocstack.serve", str(file))  # nothing of the working folder
     if options.here:
         if not dry:
             _refuse_without_vllm()

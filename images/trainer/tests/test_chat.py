@@ -102,6 +102,7 @@ def test_a_folder_with_splits_says_so(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"messages": [', ":2: no JSON: "),
+        ("[" * 200_000, ":2: no JSON: "),
         ("[1]", ":2: no JSON object"),
         ('{"messages": "hello"}', ":2: messages is no list"),
         (json.dumps(talk("hi", "yes", role="robot")), ":2: the chat template refuses it: unknown role robot"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,21 @@ def test_nobody_can_put_links_where_it_is_written(tmp_path: Path, monkeypatch: p
     with pytest.raises(FileExistsError):
         export.check(small(f"checkpoint.export={tmp_path / 'out'}"))
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes others' links")
+def test_a_file_of_ours_is_not_lent_by_the_link_of_another(source: Any, tmp_path: Path) -> None:
+    """Whose model it is may read the export, and what is kept beside the data."""
+    (private := tmp_path / "private.jsonl").write_text('{"text": "mine"}\n')
+    for link in (source[0] / "tokenizer.key", tmp_path / "data.jsonl"):
+        link.symlink_to(private)
+    exports = f"model.path={source[0]}", f"checkpoint.export={tmp_path / 'out'}"
+    export.check(small(*exports))  # of links of our own
+    for link in (source[0] / "tokenizer.key", tmp_path / "data.jsonl"):
+        os.chown(link, 4321, -1, follow_symlinks=False)
+    for asked in (exports, [f"data.path={tmp_path / 'data.jsonl'}"]):
+        (error,) = ranks(1, run, small("train.steps=0", *asked))
+        assert isinstance(error, ConfigError), error
+        assert "user 4321 made this link to a file of yours" in str(error)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "rocstack-tokens").exists()

@@ -1,3 +1,7 @@
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -6,7 +10,7 @@ from rocstack_trainer.errors import ConfigError, MissingError
 from rocstack_trainer.rank import Rank, from_env
 from rocstack_trainer.ranks import launch, secret
 from rocstack_trainer.ranks.rendezvous import first_host, meeting_point
-from rocstack_trainer.ranks.spawn import omp_threads
+from rocstack_trainer.ranks.spawn import omp_threads, python
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -139,3 +143,14 @@ def test_the_secret_of_a_slurm_job_is_for_ranks_that_meet_at_rank_0(monkeypatch:
     assert secret.of_job() == "j" * 32
     monkeypatch.setenv(secret.NAME, "m" * 32)
     assert secret.of_job() == "m" * 32
+
+
+def test_ranks_import_nothing_of_the_working_folder_unless_the_program_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a folder that others write to: a torch.py in it would run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    assert python() == [sys.executable, "-Pm"]
+    monkeypatch.syspath_prepend(os.getcwd())
+    assert python() == [sys.executable, "-Pm" if sys.flags.safe_path else "-m"]

@@ -165,6 +165,9 @@ def spoil(folder: Path, how: str) -> None:
         case "no config":
             (folder / "config.json").unlink()
             return
+        case "adapter":
+            (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": "(.*)*$"}')
+            return
         case "checkpoint":
             (folder / "config.json").rename(folder / ".metadata")
             return
@@ -191,6 +194,7 @@ def spoil(folder: Path, how: str) -> None:
         ("code", "the code that comes with it is not run"),
         ("json", "config.json: no model's config"),
         ("no config", "no config.json in it"),
+        ("adapter", "an adapter beside the model (adapter_config.json)"),
         ("checkpoint", "writes a model with --checkpoint.export=FOLDER"),
         ("nothing", "no such folder"),
     ],

@@ -230,6 +230,22 @@ def test_an_arrow_file_whose_offsets_lead_elsewhere_is_refused(tmp_path: Path, o
     assert "damaged" in refused(path)
 
 
+def test_a_number_that_no_token_has_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_text(f'{{"input_ids": [1, {10**40}]}}\n')
+    assert f"{path}:1: input_ids has other things than whole numbers" in refused(path)
+
+
+@pytest.mark.parametrize("rows", [10**5, 10**9, 1 << 62])
+@pytest.mark.parametrize("values", [["ab"] * 1237, [[1, 2]] * 1237], ids=["text", "ids"])
+def test_an_arrow_file_that_says_more_rows_than_it_has_is_refused(tmp_path: Path, values: Any, rows: int) -> None:
+    batch, path = pa.record_batch({"text": values}), tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    right, wrong = (np.array([each], "<i8").tobytes() for each in (1237, rows))
+    path.write_bytes(path.read_bytes().replace(right, wrong))
+    assert "damaged" in refused(path)
+
+
 @pytest.mark.parametrize("which", ["rocstack-tokens", "rocstack-tokens/key"])
 @pytest.mark.parametrize("how", ["others", "link", "owner"])
 def test_tokens_that_somebody_else_could_have_made_are_refused(tmp_path: Path, which: str, how: str) -> None:

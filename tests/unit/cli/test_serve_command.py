@@ -57,7 +57,16 @@ def test_a_registry_of_adapters(cli: Cli, model: Path, tmp_path: Path) -> None:
 def test_on_this_machine(cli: Cli, model: Path) -> None:
     ran = cli("serve", "tiny", "--here", "--print", "--json")
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["args"][1:3] == ["-m", "rocstack.serve"]
+    assert json.loads(ran.out)["args"][2:4] == ["-m", "rocstack.serve"]
+
+
+def test_on_this_machine_nothing_of_the_working_folder_is_imported(cli: Cli, model: Path, tmp_path: Path) -> None:
+    """It may be a folder that others write to, or one that was copied."""
+    line = json.loads(cli("serve", "tiny", "--here", "--print", "--json").out)["args"]
+    (tmp_path / "json.py").write_text("open('ran', 'w')\n")
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert not (tmp_path / "ran").exists(), done.stderr
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize(

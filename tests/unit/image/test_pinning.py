@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from resolved_stack import join
 from wheel_index import add_wheel, served
 
+from rocstack.base.errors import CheckFailed
 from rocstack.image import pinning
 from rocstack.settings.site import Site
 from rocstack.stack import lock, stack
@@ -204,3 +206,25 @@ def test_each_wheel_comes_from_one_index(indexes: str, monkeypatch: pytest.Monke
     default, other = made.requirements(chosen.gfx)
     assert default.startswith("transformers==5.23.0 --hash=sha256:")
     assert other.splitlines()[0] == f"--index-url {own}"
+
+
+@pytest.mark.parametrize("needs", ["evil @ {}/evil-1.0.tar.gz", "evil @ git+{}/evil.git", "evil @ file://{}/evil-1.0"])
+def test_nothing_that_a_wheel_needs_is_built_here(indexes: str, tmp_path: Path, needs: str) -> None:
+    """An archive, a repository or a folder is code, which pip would run to see what it needs, whatever the index is."""
+    ran, source = tmp_path / "ran", tmp_path / "evil-1.0"
+    texts = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "own.py": f"open({str(ran)!r}, 'w').close()\n",
+    }
+    source.mkdir()
+    with tarfile.open(tmp_path / "evil-1.0.tar.gz", "w:gz") as tar:
+        for name, text in texts.items():
+            (source / name).write_text(text)
+            tar.add(source / name, f"evil-1.0/{name}")
+    address = str(tmp_path) if "file:" in needs else indexes
+    add_wheel(tmp_path / "default", "hostile", "1.0", [needs.format(address)])
+    chosen = stack.load("debian-13").model_copy(update={"wheels": {"hostile": "1.0"}, "provided": ()})
+    with pytest.raises(CheckFailed) as caught:
+        pinning.resolve_wheels(chosen, Site(env={"PIP_INDEX_URL": f"{indexes}/default"}))
+    assert not ran.exists()
+    assert "a wheel needs what is not built yet" in caught.value.what

@@ -74,7 +74,7 @@ def test_its_command_takes_no_modules_of_the_working_folder(default_context: Bui
     assert json.__file__ in ran.stdout
     assert "['--x']" in ran.stdout
     again = (SOURCE / "rocstack_trainer/ranks/spawn.py").read_text().partition("def python()")[2].partition("\ndef ")[0]
-    words = f"import sys\ndef python(){again}\nprint(python()[1])"
+    words = f"import os, sys\ndef python(){again}\nprint(python()[1])"
     said = [subprocess.run([sys.executable, *safe, "-c", words], capture_output=True, text=True, check=True).stdout
             for safe in (["-P"], [])]  # fmt: skip
     assert said == ["-Pm\n", "-m\n"]

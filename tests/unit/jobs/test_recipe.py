@@ -271,6 +271,28 @@ def test_a_site_changes_the_commands_of_ours_or_of_all(tmp_path: Path) -> None:
     assert text == "#!/bin/sh\nmodule load x\nmine tiny\n"
 
 
+def test_a_link_of_a_stranger_brings_no_file_of_this_machine_into_a_script(tmp_path: Path) -> None:
+    """A folder that was copied, by git for example, has the links of whoever made it."""
+    (tmp_path / "rocstack-secrets.yml").write_text("registry_ca_key: precious\n")
+    (folder := tmp_path / "overlay").mkdir()
+    own(folder, HEAD + '{% include "mine" %}\n')
+    link = folder / "recipes/mine.sbatch.j2"
+    link.symlink_to(tmp_path / "rocstack-secrets.yml")
+    with pytest.raises(BadInput) as caught:
+        recipes.script(recipes.find("own", folder), JobRequest(), folder)
+    assert caught.value.code == "overlay-leads-out"
+    assert str(link) in str(caught.value.where)
+
+
+def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
+    """And the folder of recipes may be a link itself."""
+    (folder := tmp_path / "overlay").mkdir()
+    own(tmp_path, HEAD + "srun x\n")
+    (tmp_path / "recipes/same.sbatch.j2").symlink_to("own.sbatch.j2")
+    (folder / "recipes").symlink_to(tmp_path / "recipes")
+    assert recipes.script(recipes.find("same", folder), JobRequest(), folder) == "srun x\n"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

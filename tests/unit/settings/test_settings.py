@@ -14,6 +14,8 @@ from rocstack.base.errors import BadInput
 from rocstack.cli.config import settings_text
 from rocstack.container.run_line import RunProfile
 from rocstack.settings.settings import Settings, load
+from rocstack.steps import options
+from rocstack.steps.options import settings
 
 
 def written(folder: Path, text: str) -> Path:
@@ -294,3 +296,23 @@ def test_a_name_that_is_none_has_its_line(line: str, tmp_path: Path, cli: Cli) -
     (tmp_path / "rocstack.yml").write_text("attempts: 4\n")  # a flag says it, and no line
     error = cli("render", f"--{flag}", value, "--json", cwd=tmp_path).json()["error"]
     assert error["where"] is None
+
+
+def test_a_copied_folder_has_nothing_written_where_its_links_lead(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whoever made it, such as the author of a repository that was cloned, knows where people have their files."""
+    (home := tmp_path / "home").mkdir()
+    (home / "precious").write_text("mine")
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    for link, to in (("debian-13-tcp/context", home), ("debian-13-tcp/logs/worker.log", home / "precious")):
+        (path := work / ".rocstack" / link).parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(to)
+        with pytest.raises(BadInput) as caught:
+            settings()
+        assert caught.value.code == "out-leads-out"
+        assert str(path) in str(caught.value.where)
+        options._refuse_links.cache_clear()
+        path.unlink()
+    (work / ".rocstack/own").symlink_to("debian-13-tcp")
+    assert settings(out=str(home)).out == str(home)
+    assert settings().out == ".rocstack"

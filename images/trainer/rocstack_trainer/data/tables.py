@@ -90,7 +90,8 @@ class Stream(Arrow):
     def batches(self, name: str) -> Iterator[tuple[Sequence[int], Any]]:
         def pieces() -> Iterator[pa.RecordBatch]:
             for part in self.parts:
-                at_once = max(1, BATCH_BYTES * len(part) // max(1, part.column(name).nbytes))
+                size = part.column(name).get_total_buffer_size()  # .nbytes follows offsets, which aren't checked yet
+                at_once = min(MOST_ROWS, max(1, BATCH_BYTES * len(part) // max(1, size)))
                 yield from (part.slice(start, at_once) for start in range(0, len(part), at_once))
 
         yield from self.numbered(pieces(), name)
@@ -122,7 +123,7 @@ class Lines(Table):
             wanted = str if kind == "text" else list
             if value is not None and not isinstance(value, wanted):
                 raise ConfigError(f"{self.path}:{number}: {name} is no {'text' if wanted is str else 'list'}")
-            if kind == "ids" and not all(type(item) is int for item in value or ()):
+            if kind == "ids" and not all(type(item) is int and abs(item) < 1 << 62 for item in value or ()):
                 raise ConfigError(f"{self.path}:{number}: {name} has other things than whole numbers")
             rows.append(number)
             values.append(value)
@@ -143,7 +144,7 @@ class Lines(Table):
                     continue
                 try:
                     row = json.loads(line)
-                except ValueError as error:  # of UTF-8 too
+                except (ValueError, RecursionError) as error:  # of UTF-8 too
                     raise ConfigError(f"{self.path}:{number}: no JSON: {error}") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{self.path}:{number}: no JSON object, as in " + '{"messages": [...]}')

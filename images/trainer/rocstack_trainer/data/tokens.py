@@ -28,6 +28,7 @@ from rocstack_trainer.data import shards
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
+from rocstack_trainer.saving.folder import not_lent
 
 if TYPE_CHECKING:
     from rocstack_trainer.data.column import Column, Part
@@ -156,7 +157,7 @@ def _marked(part: Part, tokens: np.ndarray) -> np.ndarray:
 def _plan(config: Config, rank: Rank, vocab_size: int) -> Job:
     data = config.data
     plain = replace(data, layout="stream")
-    files = shards.find(data.path) if data.path else []
+    files = [*map(not_lent, shards.find(data.path))] if data.path else []
     if not files or files[0].suffix == ".bin":
         if data.layout not in ("auto", "stream"):
             what = "token files don't" if files else "synthetic data doesn't"

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from rocstack_trainer.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"  # of peft: with one, transformers would load the adapter, too, and run its patterns
 CONVERT = (
     "convert it once: python3 -c 'from transformers import AutoModelForCausalLM as A;"
     ' A.from_pretrained("{0}").save_pretrained("{0}")\''
@@ -131,8 +132,11 @@ def files(folder: Path) -> list[Path]:
     """The weights: model.safetensors, or the shards that the index names.
 
     Raises:
-        ConfigError: one is missing, or there are only other formats.
+        ConfigError: one is missing, or there are only other formats, or an adapter beside them.
     """
+    if (folder / ADAPTER).exists():
+        hint = "name a copy without it; to begin with an adapter, name its own folder as lora.adapter"
+        raise ConfigError(f"model.path: {folder} has an adapter beside the model ({ADAPTER})\n  {hint}")
     index = folder / INDEX
     if index.is_file():
         try:

@@ -160,7 +160,8 @@ def _store(python: Sequence[str]) -> Iterator[str]:
 
 def python() -> list[str]:
     """Two words, before a module: without those of the working folder if this process is without them."""
-    return [sys.executable, "-Pm" if sys.flags.safe_path else "-m"]
+    own = not {"", os.getcwd()} & {*sys.path}  # a program that pip installed is without them, too
+    return [sys.executable, "-Pm" if own or sys.flags.safe_path else "-m"]
 
 
 def omp_threads(local_world: int) -> int:

@@ -30,6 +30,7 @@ def check(config: Config) -> None:
     if path.exists() and any(path.iterdir()) and not (path / OURS).exists():
         raise ConfigError(f"{path} has other things in it: name a new folder")
     path.parent.mkdir(parents=True, exist_ok=True)
+    _tokenizer(config)
     _fresh(path).rmdir()
 
 
@@ -126,10 +127,15 @@ def _model(config: Config, about: Any, tensors: Tensors, notes: Mapping[str, Any
     return net
 
 
-def copy_tokenizer(config: Config, to: Path) -> None:
+def _tokenizer(config: Config) -> list[Path]:
+    """Its files. Raises ConfigError if one is somebody's link to a file of ours."""
     source = config.data.tokenizer or config.model.path
-    for file in [file for pattern in TOKENIZER for file in Path(source).glob(pattern)] if source else []:
-        if file.is_file():
-            shutil.copyfile(file, to / file.name)
+    found = [file for pattern in TOKENIZER for file in Path(source).glob(pattern)] if source else []
+    return [folder.not_lent(file) for file in found if file.is_file()]
+
+
+def copy_tokenizer(config: Config, to: Path) -> None:
+    for file in _tokenizer(config):
+        shutil.copyfile(file, to / file.name)
     if config.data.chat_template:
         shutil.copyfile(config.data.chat_template, to / "chat_template.jinja")

@@ -45,7 +45,7 @@ PackageOfStack = Annotated[
         "a package name (small letters, digits and .+-, with ROCM and GFX for the stack's release and targets)",
     ),
 ]
-Extra = Annotated[str, word(r"(?:GFX|[a-z0-9.-]){1,64}", "an extra of a wheel, such as device-GFX")]
+Extra = Annotated[str, word(r"(?:[a-z0-9])(?:[a-z0-9.-]|GFX){0,63}", "an extra of a wheel, such as device-GFX")]
 PackageGlob = Annotated[
     str, word(r"[a-z0-9][a-z0-9.+*-]{0,127}", "a package name or glob (small letters, digits, .+-*)")
 ]

@@ -122,6 +122,7 @@ PLAIN_STACK["components"]["part"] = {"method": "apt", "version": "1", "packages"
 PLAIN_STACK["layers"][-1].append("part")
 PLAIN_STACK["components"]["ucx"]["options"] = ["--a=b"]
 PLAIN_STACK["components"]["ucx"]["archive"] = "a.tar"
+PLAIN_STACK["components"]["pytorch"]["extras"] = ["device-GFX"]
 PLAIN_STACK["components"]["ucx"]["beside"] = [
     {"url": "https://b.org/c", "sha256": "0" * 64, "archive": "d", "into": "e"}
 ]
@@ -198,6 +199,7 @@ def test_the_fields_are_all_there() -> None:
         "driver",
         "exclude",
         "sha256",
+        "without",
     }
 
 

@@ -90,7 +90,7 @@ def test_good(mpirun: Mpirun, profiles: list[NodeProfile], machines: Pair) -> No
     }
     for name in ("rdma-write-bandwidth", "rdma-write-both-ways"):  # no threshold is known of such a device
         (rate,) = found[name].measures
-        assert (rate.state, rate.node, rate.peer, rate.unit) == ("measured", "n1", "n2", "Gb/s")
+        assert (rate.state, rate.node, rate.peer, rate.unit) == ("measured", "n1", "n2", "Gb/s"), rate
         assert isinstance(rate.value, float)
         assert 0 < rate.value < 100
 

@@ -25,7 +25,7 @@ from rocstack.serve.registry import MOST, NAME, OpenAdapter, Registered
 from rocstack.serve.settings import RepositorySource
 
 TIMEOUT = httpx.Timeout(30, connect=5)
-WHOLE_S, SLOWEST = 60.0, 1 << 20  # for a list or a manifest, from first to last; bytes a second of a file
+LIST_S = 60.0  # for a list of all tags: folders are looked through after it
 THREADS = 4
 REST_S = 5.0  # that nobody asks one that didn't answer: requests for what is loaded would wait for it
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -90,9 +90,11 @@ class AdapterRepository:
             CheckFailed: it doesn't answer as it should; what was known stays.
         """
         names: set[str] = set()
-        url, until = f"/v2/{self._path}/tags/list?n={PAGE}", time.monotonic() + WHOLE_S
+        url, until = f"/v2/{self._path}/tags/list?n={PAGE}", time.monotonic() + LIST_S
         for _ in range(PAGES):
-            answer, raw = self._get(url, until=until)
+            if time.monotonic() > until:
+                raise self._away(TimeoutError())
+            answer, raw = self._get(url)
             if answer.status_code == 404:  # nothing was pushed yet
                 break
             tags = _mapping(raw).get("tags")
@@ -164,7 +166,7 @@ class AdapterRepository:
     def _fetch(self, adapter: str, name: str, blob: AdapterBlob, to: IO[bytes], most: int) -> None:
         if blob.size > most:
             raise BadInput.of("adapter-unread", file=name, why=f"it has {blob.size >> 20:,} MiB of {most >> 20:,}")
-        digest, done, until = hashlib.sha256(), 0, time.monotonic() + WHOLE_S + blob.size / SLOWEST
+        digest, done = hashlib.sha256(), 0
         try:
             url = f"/v2/{self._path}/blobs/{blob.digest}"
             # Elsewhere, too: by its digest it is known again. Nothing else is.
@@ -176,8 +178,6 @@ class AdapterRepository:
                     done += len(piece)
                     if done > blob.size:
                         break
-                    if time.monotonic() > until:
-                        raise httpx.ReadTimeout("too slow")
                     to.write(piece)
             to.seek(0)
         except _FAILED as error:
@@ -187,7 +187,7 @@ class AdapterRepository:
         if done != blob.size or f"sha256:{digest.hexdigest()}" != blob.digest:
             raise BadInput.of("adapter-unread", file=name, why="what came is not what its digest says")
 
-    def _get(self, url: str, accept: str = "application/json", until: float = 0) -> tuple[httpx.Response, bytes]:
+    def _get(self, url: str, accept: str = "application/json") -> tuple[httpx.Response, bytes]:
         """
         Raises:
             CheckFailed: neither 200 nor 404, no answer, or one without end.
@@ -202,7 +202,7 @@ class AdapterRepository:
                         continue
                     if answer.status_code not in (200, 404):
                         raise CheckFailed.of("repository-away", why=f"HTTP {answer.status_code}")
-                    return answer, _bounded(answer, until or time.monotonic() + WHOLE_S)
+                    return answer, _bounded(answer)
         except _FAILED as error:
             raise self._away(error) from None
         raise AssertionError("unreachable")
@@ -226,22 +226,20 @@ class AdapterRepository:
         scope = words.get("scope") or f"repository:{self._path}:pull"
         asked = {"scope": scope} | ({"service": words["service"]} if "service" in words else {})
         with self._lock, self._http.stream("GET", realm, params=asked, auth=self._login) as answer:
-            found = _mapping(_bounded(answer, time.monotonic() + WHOLE_S)) if answer.status_code == 200 else {}
+            found = _mapping(_bounded(answer)) if answer.status_code == 200 else {}
         token = found.get("token") or found.get("access_token")
         self._token = token if isinstance(token, str) and re.fullmatch(r"[!-~]{1,65536}", token) else ""
         return bool(self._token)
 
 
-def _bounded(answer: httpx.Response, until: float) -> bytes:
+def _bounded(answer: httpx.Response) -> bytes:
     """
     Raises:
-        CheckFailed: it is without end. ReadTimeout: it isn't whole by then.
+        CheckFailed: it is without end.
     """
     raw = bytearray()
     for piece in answer.iter_raw():
         raw += piece
-        if time.monotonic() > until:
-            raise httpx.ReadTimeout("too slow")
         if len(raw) > LONGEST:
             raise CheckFailed.of("repository-away", why=f"an answer of more than {LONGEST >> 20} MiB")
     return bytes(raw)

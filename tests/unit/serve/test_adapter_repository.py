@@ -222,20 +222,11 @@ def test_one_that_is_silent_is_waited_for_once(store: Store, tmp_path: Path, mon
     assert here.rescan() == 1
 
 
-def test_one_that_takes_for_ever_byte_by_byte(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed(store, tmp_path, "poet")
-    here = repository(store)
-    monkeypatch.setattr(adapter_repository, "WHOLE_S", -1e6)
-    for ask in (here.rescan, lambda: here.stamp(one(store)), lambda: read(here, one(store))):
-        here._until = 0.0
-        with pytest.raises(CheckFailed, match="ReadTimeout"):
-            ask()
-    monkeypatch.setattr(adapter_repository, "WHOLE_S", 60.0)
-    here._until = 0.0
-    found = here._manifest("poet")
-    monkeypatch.setattr(adapter_repository, "WHOLE_S", -1e6)
-    with tempfile.TemporaryFile() as file, pytest.raises(CheckFailed, match="ReadTimeout"):
-        here._fetch("poet", FILES[1], found.files[FILES[1]], file, 1 << 20)
+def test_a_list_that_goes_on_for_ever_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_repository, "LIST_S", -1.0)
+    with pytest.raises(CheckFailed, match="TimeoutError"):
+        repository(store).rescan()
+    assert not store.requests
 
 
 def dripping(part: str) -> Callable[[Handler], bool]:

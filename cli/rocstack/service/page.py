@@ -20,6 +20,7 @@ from rocstack.node import hostlist
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, StepCurve, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
+from rocstack.service.files import LEAST
 from rocstack.service.identity import COOKIE, Caller, cookie_name
 from rocstack.service.jobs import TUNING, expected_start, start_unknown, why
 from rocstack.service.outcome import LIVE, PAUSED
@@ -119,6 +120,7 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.globals["least"] = LEAST
 TEMPLATES.filters |= {
     "moment": _moment,
     "bytes": _size,

@@ -73,6 +73,8 @@ CERTS = "/etc/docker/certs.d"  # the engine reads it at every pull (docs.docker.
 SILENCE_S = 90.0  # seconds; an engine that loads or unpacks speaks several times a second
 # What must come in how many seconds, or a layer go on: an engine speaks on while its registry drips.
 PACE, PACE_S = 256 << 10, 120.0
+# Of a layer that came whole: a busy engine leaves out what it said in between (moby's progress is the newest alone).
+HERE = ("Download complete", "Extracting", "Pull complete")
 LONGEST_WAIT_S = 15.0  # seconds between attempts
 # What trying again doesn't change: the kind in engine_errors, what it is called here, the likely cause.
 _FINAL = {
@@ -201,6 +203,7 @@ def _retry(
 
 def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
     sizes: dict[str, int] = {}
+    before = set(done.layers)  # of an attempt that broke off
     pace = _Pace()
     try:
         for event in _events(reference, registry):
@@ -209,19 +212,21 @@ def _attempt(reference: str, registry: Row | None, done: Pulled) -> None:
             layer, status = str(event.get("id", "")), str(event.get("status", ""))
             detail = event.get("progressDetail") or {}
             pace.count(layer, status, int(detail.get("current") or 0))
-            if status == "Downloading":
+            if status in ("Downloading", "Extracting"):
                 total = int(detail.get("total") or 0)
                 sizes[layer] = max(total, sizes.get(layer, 0))  # less where the engine goes on after a break
-            elif status == "Already exists":
+            if status == "Already exists":
                 done.layers.setdefault(layer, "existing")
-            elif status == "Download complete":
+            elif status in HERE:
                 done.layers[layer] = "pulled"
-                done.bytes += sizes.pop(layer, 0)
     except (TimeoutError, socket.timeout):  # noqa: UP041  (not the same before Python 3.10)
         raise NodeError(f"nothing came for {SILENCE_S:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         docker("version")  # it says why it can't be reached
         raise NodeError("the engine broke off: %s" % (error or "no answer")) from None
+    finally:
+        came = (layer for layer, how in done.layers.items() if how == "pulled" and layer not in before)
+        done.bytes += sum(sizes.get(layer, 0) for layer in came)
 
 
 class _Pace:

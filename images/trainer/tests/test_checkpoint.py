@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -365,13 +366,13 @@ def of_group_3(rank: Rank, config: Config) -> None:
 
 
 UNUSABLE = {
-    "checkpoint.dir={}/file": "checkpoint.dir: rank 0: {}/file/.seen-",
-    "checkpoint.dir={}/file/c": "checkpoint.dir: rank 0: {}/file/c: Not a directory",
-    "checkpoint.dir={}/locked": "checkpoint.dir: rank 0: {}/locked/.seen-",
-    "checkpoint.dir={}/locked/c": "checkpoint.dir: rank 0: {}/locked/c: Permission denied",
-    "checkpoint.export={}/file": "checkpoint.export: rank 0: {}/file: Not a directory",
-    "checkpoint.export={}/thesis": "checkpoint.export: rank 0: {}/thesis has other things in it",
-    "checkpoint.export={}/locked/e": "checkpoint.export: rank 0: {}/locked/e: Permission denied",
+    "checkpoint.dir={}/file": "checkpoint.dir: rank 0 on {host}: {}/file/.seen-",
+    "checkpoint.dir={}/file/c": "checkpoint.dir: rank 0 on {host}: {}/file/c: Not a directory",
+    "checkpoint.dir={}/locked": "checkpoint.dir: rank 0 on {host}: {}/locked/.seen-",
+    "checkpoint.dir={}/locked/c": "checkpoint.dir: rank 0 on {host}: {}/locked/c: Permission denied",
+    "checkpoint.export={}/file": "checkpoint.export: rank 0 on {host}: {}/file: Not a directory",
+    "checkpoint.export={}/thesis": "checkpoint.export: rank 0 on {host}: {}/thesis has other things in it",
+    "checkpoint.export={}/locked/e": "checkpoint.export: rank 0 on {host}: {}/locked/e: Permission denied",
 }
 
 
@@ -384,7 +385,7 @@ def test_a_folder_that_can_not_be_used_is_refused_by_all_ranks(tmp_path: Path) -
         above.chmod(0o755)
     for errors in ranks(2, grouped, refusals, tmp_path):
         for error, message in zip(errors, UNUSABLE.values(), strict=True):
-            assert error.startswith(message.format(tmp_path))
+            assert error.startswith(message.format(tmp_path, host=socket.gethostname()))
     assert len(list(tmp_path.rglob("*"))) == 4
 
 

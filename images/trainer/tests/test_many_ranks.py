@@ -1,5 +1,6 @@
 """What must not grow with the number of ranks. bench/train/ranks.py measures how the rest does."""
 
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +61,7 @@ def told(rank: Rank) -> tuple[Any, ...]:
 
 
 def test_ranks_tell_rank_0_or_all_what_each_has() -> None:
-    fault = [("rank 1: no such file", True)] * 3
+    fault = [(f"rank 1 on {socket.gethostname()}: no such file", True)] * 3
     assert ranks(3, told) == [([0, "é"], n, [] if n else ["", "x", "xx"], fault) for n in range(3)]
 
 

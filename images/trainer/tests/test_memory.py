@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -180,7 +181,7 @@ def impossible(rank: Rank) -> str:
 
 
 def test_sizes_that_the_model_refuses_end_all_ranks() -> None:
-    assert ranks(2, grouped, impossible) == ["rank 0: model.type=llama: 'nonsense'"] * 2
+    assert ranks(2, grouped, impossible) == [f"rank 0 on {socket.gethostname()}: model.type=llama: 'nonsense'"] * 2
 
 
 # The loss in pieces

@@ -104,7 +104,8 @@ def test_errors_travel_as_their_kind_and_text() -> None:
     assert {kind.__name__: kind for kind in below(TrainerError)} == errors.KINDS
     first, second = ranks(2, grouped, failing)
     assert first == second
-    assert first == [(kind, "where: rank 1: what happened", True) for kind in [*errors.KINDS, "ConfigError"]]
+    said = f"where: rank 1 on {socket.gethostname()}: what happened"
+    assert first == [(kind, said, True) for kind in [*errors.KINDS, "ConfigError"]]
 
 
 def forged(rank: Rank) -> str:

@@ -77,6 +77,20 @@ def test_a_pull_counts_what_came_and_gives_the_name(tmp_path: Path) -> None:
     assert "s3cret-word" not in json.dumps(fake.calls)
 
 
+def test_a_busy_engine_tells_the_newest_alone(tmp_path: Path) -> None:
+    def said(*events: tuple[str, int]) -> dict[str, str]:
+        return stream(*({"status": each, "id": "a", "progressDetail": {"total": total}} for each, total in events))
+
+    for answer in (
+        said(("Downloading", 700), ("Extracting", 700), ("Pull complete", 0)),
+        said(("Download complete", 0), ("Extracting", 700)),
+        said(("Downloading", 700), ("Pull complete", 0)),
+    ):
+        script(tmp_path, [ABSENT, HAS], [answer])
+        [done] = pull.pull([IMAGE], REGISTRY)
+        assert (done["bytes"], done["layers"]) == (700, {"pulled": 1, "existing": 0})
+
+
 def test_an_image_from_a_mirror_of_the_rack(tmp_path: Path) -> None:
     fake = script(tmp_path, [ABSENT, HAS], [DONE])
     pull.pull([{**IMAGE, "reference": f"rack7:5000/rocstack-worker@{DIGEST}"}], REGISTRY)

@@ -152,14 +152,16 @@ def _tried(do: Callable[[], T], kind: type[TrainerError] = TrainerError) -> tupl
 
 
 def _told(fault: TrainerError | None) -> list[str] | None:
-    return [type(fault).__name__, str(fault)] if fault else None
+    return [type(fault).__name__, str(fault), socket.gethostname()] if fault else None
 
 
 def _raise_first(errors: list[Any], where: str, cause: TrainerError | None) -> None:
     for number, error in enumerate(errors):
         if error:
-            who = f"rank {number}: " if any(other != error for other in errors) else ""
-            raise _everywhere(KINDS.get(error[0], TrainerError)(f"{where}{who}{error[1]}")) from cause
+            name, text, host = error
+            alone = any(other is None or other[:2] != [name, text] for other in errors)
+            who = f"rank {number} on {host}: " if alone else ""
+            raise _everywhere(KINDS.get(name, TrainerError)(f"{where}{who}{text}")) from cause
 
 
 def _everywhere(error: TrainerError) -> TrainerError:

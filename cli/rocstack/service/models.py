@@ -100,6 +100,19 @@ class Models:
         row = await self.database.run(lambda session: session.get(ModelRow, name))
         return self.adapter(caller, row) if row is not None and row.owner == caller.name else None
 
+    async def file(self, caller: Caller, name: str, part: str) -> Path:
+        """
+        Raises:
+            NotThere: she has no adapter of this name, or its file is gone. NotNow: it is a base model.
+        """
+        _, _, row = await self.find(caller, name)
+        if row is None:
+            raise NotNow.of("base-model-downloads", model=visible(name[:80])).about("model")
+        path = self.adapter(caller, row) / part
+        if not await anyio.to_thread.run_sync(path.is_file):
+            raise NotThere.of("no-such-served-model", model=visible(name[:80]), hint="").about("model")
+        return path
+
     async def delete(self, caller: Caller, name: str) -> None:
         """
         Raises:

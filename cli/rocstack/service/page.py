@@ -17,6 +17,7 @@ from rocstack.base import paths
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import count, listed, visible, visible_lines
 from rocstack.node import hostlist
+from rocstack.serve.adapter_check import CONFIG, WEIGHTS
 from rocstack.service import failures, field_faults, sign_in
 from rocstack.service.curve import HEIGHT, LEFT, WIDTH, StepCurve, curve
 from rocstack.service.failures import NotAllowed, NotSignedIn
@@ -324,7 +325,7 @@ def _asked(row: JobRow) -> dict[str, str]:
 async def models(request: Request, service: Serving, caller: Person) -> Response:
     rows = await service.models.all(caller)
     folders = {each["id"]: await service.models.folder_of(caller, each["id"]) for each in rows if each["base"]}
-    return draw(request, "models", models=rows, folders=folders)
+    return draw(request, "models", models=rows, folders=folders, parts=(CONFIG, WEIGHTS))
 
 
 @router.get("/files")

@@ -179,9 +179,15 @@ async def upload(request: Request, service: Serving, caller: Person) -> Response
 
 
 @router.post("/files/{file}/delete")
-async def delete(service: Serving, caller: Person, file: str) -> Response:
+async def delete_file(service: Serving, caller: Person, file: str) -> Response:
     await service.files.delete(caller, file)
     return RedirectResponse("/files", 303)
+
+
+@router.post("/models/{model}/delete")
+async def delete_model(service: Serving, caller: Person, model: str) -> Response:
+    await service.models.delete(caller, model)
+    return RedirectResponse("/models", 303)
 
 
 @router.get("/size")

@@ -141,6 +141,20 @@ async def list_models(service: Serving, caller: Person) -> dict[str, Any]:
     return cut(rows, None, len(rows) or 1)
 
 
+@router.get(
+    "/models/{model:path}/files/{name}",
+    tags=["models"],
+    summary="Download a file of your own model",
+    response_class=FileResponse,
+)
+async def model_file(
+    service: Serving, caller: Person, model: str, name: Literal["adapter_config.json", "adapter_model.safetensors"]
+) -> FileResponse:
+    """The two files of an adapter, as peft and vLLM read them from a folder."""
+    path = await service.models.file(caller, model, name)
+    return FileResponse(path, media_type="application/octet-stream", filename=name)
+
+
 @router.get("/models/{model:path}", tags=["models"], summary="Show a model")
 async def get_model(service: Serving, caller: Person, model: str) -> dict[str, Any]:
     return await service.models.get(caller, model)

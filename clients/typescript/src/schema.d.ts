@@ -436,6 +436,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/models/{model}/files/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Download a file of your own model
+         * @description The two files of an adapter, as peft and vLLM read them from a folder.
+         */
+        get: operations["model_file_v1_models__model__files__name__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/nodes": {
         parameters: {
             query?: never;
@@ -2569,6 +2589,36 @@ export interface operations {
                         [key: string]: unknown;
                     };
                 };
+            };
+            /** @description What can't be done, and why */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    model_file_v1_models__model__files__name__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                model: string;
+                name: "adapter_config.json" | "adapter_model.safetensors";
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description What can't be done, and why */
             default: {

@@ -100,6 +100,13 @@ def lines(rows: list[Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
+async def tuned(client: httpx.AsyncClient, **more: Any) -> Any:
+    files = {"file": ("chat.jsonl", lines(CHAT))}
+    key = (await client.post("/v1/files", files=files, data={"purpose": "fine-tune"})).json()["id"]
+    body = {"model": "org/tiny", "training_file": key, "rocstack": {"gpus_per_node": 0}} | more
+    return await client.post("/v1/fine_tuning/jobs", json=body)
+
+
 def adapter(folder: Path, rank: int = 8) -> None:
     """As peft writes it, with two matrices."""
     folder.mkdir(parents=True)

@@ -10,9 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from conftest import CHAT, Site, adapter, lines, serve
+from conftest import Site, adapter, serve, tuned
 from fake_slurmrestd import FakeSlurmrestd, token
 
 from rocstack.jobs import recipe
@@ -30,13 +29,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "LOOK_AFTER_S", 0.0)
     monkeypatch.setattr(tuning, "LOOK_S", 0.01)
     monkeypatch.setattr(routes_jobs, "LOOK_S", 0.01)
-
-
-async def tuned(client: httpx.AsyncClient, **more: Any) -> Any:
-    files = {"file": ("chat.jsonl", lines(CHAT))}
-    key = (await client.post("/v1/files", files=files, data={"purpose": "fine-tune"})).json()["id"]
-    body = {"model": "org/tiny", "training_file": key, "rocstack": {"gpus_per_node": 0}} | more
-    return await client.post("/v1/fine_tuning/jobs", json=body)
 
 
 def folder(site: Site, key: str, user: str = "alice") -> Path:
@@ -356,6 +348,16 @@ async def test_fine_tuning_from_a_file_to_a_model(site: Site, slurm: FakeSlurmre
     assert [each["id"] for each in (await site.of("bob").get("/v1/models")).json()["data"]] == ["org/tiny"]
     assert (await site.of("bob").get(f"/v1/models/{model['id']}")).status_code == 404
     assert (await site.of("bob").delete(f"/v1/models/{model['id']}")).status_code == 404
+    for name in sorted(os.listdir(stored)):
+        there = f"/v1/models/{model['id']}/files/{name}"
+        got = await alice.get(there, headers={"Accept": "text/html"})
+        assert (got.content, got.headers["content-disposition"]) == (
+            (stored / name).read_bytes(), f'attachment; filename="{name}"',
+        )  # fmt: skip
+        assert (await site.of("bob").get(there)).status_code == 404
+    assert (await alice.get(f"/v1/models/{model['id']}/files/other")).status_code == 400
+    base = await alice.get("/v1/models/org/tiny/files/adapter_config.json")
+    assert base.json()["error"]["code"] == "base-model-downloads"
     more = (await tuned(alice, model=model["id"])).json()
     assert "--lora.adapter=" in slurm.submitted[1]["script"], more
     assert "--lora.rank=8)" in slurm.submitted[1]["script"], "an adapter keeps its rank"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import CHAT, Site, lines
+from conftest import CHAT, Site, adapter, lines, tuned
 from fake_slurmrestd import FakeSlurmrestd, recorded, token
 
 from rocstack.service import jobs, page
@@ -405,6 +405,21 @@ async def test_slurm_away_is_said_and_nothing_is_lost(site: Site, slurm: FakeSlu
     assert (ended.status_code, 'http-equiv="refresh"' in ended.text) == (503, False), "what was sent isn't sent again"
     slurm.down = False
     assert "take jobs" in (await page.get("/cluster")).text
+
+
+async def test_an_adapter_is_downloaded_and_deleted(site: Site, slurm: FakeSlurmrestd) -> None:
+    page, key = browser(site), (await tuned(site.of("alice"), suffix="mine")).json()["id"]
+    adapter(site.data / "alice/jobs" / key / "adapter")
+    slurm.set(100, "COMPLETED")
+    await page.get(f"/jobs/{key}")
+    shown = (await page.get("/models")).text
+    links = re.findall(r'href="(/v1/models/[^"]+)"', shown)
+    assert [link.rpartition("/")[2] for link in links] == ["adapter_config.json", "adapter_model.safetensors"]
+    assert (await page.get(links[0])).json() == {"peft_type": "LORA", "r": 8}
+    [delete] = re.findall(r'action="(/models/[^"]+/delete)"', shown)
+    assert (await browser(site, "bob").post(delete)).status_code == 404
+    assert (await page.post(delete)).status_code == 303
+    assert "/v1/models/" not in (await page.get("/models")).text
 
 
 async def test_the_cluster_and_a_size(site: Site) -> None:

@@ -185,10 +185,15 @@ def record(output: str) -> JobRecord | None:
     )
 
 
+def last_run(log: str) -> str:
+    """What a job that began again wrote since."""
+    return _AGAIN.split(log)[-1]
+
+
 def failed_task(log: str) -> FailedTask | None:
     """By srun's first complaint about a task, in the job's last run. The last lines are those of that task where the
     job labels them."""
-    log = _AGAIN.split(log)[-1]
+    log = last_run(log)
     if not (found := _FAILED.search(log)):
         return None
     task = re.match(r"\d+", found["tasks"])
@@ -201,7 +206,7 @@ def failed_task(log: str) -> FailedTask | None:
 
 def failed_script(log: str, record: JobRecord) -> FailedTask | None:
     """Of a script that failed before it had a task, or behind it: what the job's last run wrote last."""
-    lines = _said(_AGAIN.split(log)[-1].splitlines())
+    lines = _said(last_run(log).splitlines())
     if record.state != "FAILED" or not lines:
         return None
     return FailedTask(record.first_node, "", f"Exited with exit code {record.exit_code}", tuple(lines[-LAST:]))

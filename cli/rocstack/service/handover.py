@@ -89,7 +89,7 @@ class Handover:
         own = [f"HOME={home}", f"USER={caller.name}", f"LOGNAME={caller.name}", "SHELL=/bin/bash", "LANG=C.UTF-8"]
         more: dict[str, Any] = {
             "comment": comment_of(row),
-            "environment": [PATH, *own],
+            "environment": [PATH, *own, f"ROCSTACK_RUN={row.run}"],
             "standard_output": f"{folder}/log",
             "standard_error": f"{folder}/log",
             "current_working_directory": folder,

@@ -4,6 +4,7 @@ Pure."""
 import re
 
 from rocstack.base.text import visible
+from rocstack.jobs.slurm import last_run
 
 MOST = 300  # characters of a reason
 _ABSENT = re.compile(r"slurmstepd[\w.-]*: error: execve\(\): (.{1,200}): No such file or directory")
@@ -13,7 +14,7 @@ _RAISED = re.compile(r"[A-Za-z_][\w.]{0,100}(?:Error|Exception|Interrupt): ?.*")
 
 def reason(log: str) -> str:
     """One line, or nothing where none of its lines is known to be one."""
-    lines = log.splitlines()
+    lines = last_run(log).splitlines()
     for line in lines:
         if absent := _ABSENT.fullmatch(line):
             return _short(f"the program {absent[1]} isn't on the node")

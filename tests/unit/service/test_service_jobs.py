@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import struct
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,11 @@ async def test_requeue_runs_it_again_after_the_old_one(site: Site, slurm: FakeSl
     assert slurm.cancelled == [(100, "")]
     assert slurm.submitted[1]["job"]["dependency"] == "afterany:100"
     assert slurm.submitted[1]["job"]["comment"] == f"rocstack:{key}:2"
+    for run, sent in enumerate(slurm.submitted, 1):
+        said = [line for line in sent["script"].splitlines() if "the job begins again" in line]
+        done = subprocess.run(["bash", "-c", *said], env=dict(e.split("=", 1) for e in sent["job"]["environment"]),
+                              capture_output=True, text=True)  # fmt: skip
+        assert done.stdout == ("rocstack: the job begins again\n" if run == 2 else "")
 
 
 async def test_so_many_jobs_and_no_more(site: Site, slurm: FakeSlurmrestd) -> None:

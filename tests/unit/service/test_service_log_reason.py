@@ -18,6 +18,7 @@ TRACE = "Traceback (most recent call last):\n  File x, line 1, in <module>\nValu
         (f"{ABSENT}\nsrun: error: n1: task 0: Exited with exit code 2\n", "the program nosuch isn't on the node"),
         ("x\nerror: lora.adapter has rank 16, not 8\nsrun: error: n1: task 0\n", "lora.adapter has rank 16, not 8"),
         ("0: error: one\n1: error: two\n", "two"),
+        (f"{TRACE}rocstack: the job begins again\nstep=1 loss=2\n", ""),
         (TRACE, "ValueError: no data"),
         ("ValueError: none was raised\n", ""),
         ("error: \x1b[31mred\u202e\n", "\\x1b[31mred\\u202e"),

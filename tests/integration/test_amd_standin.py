@@ -140,7 +140,7 @@ def stack_on(standin: str, case: StandinCase, folder: Path) -> Path:
     components["pytorch"] |= {"version": case.made_by.TORCH, "packages": NEEDED}
     if case.made_by is amd_standin:
         components["pytorch"]["index"] = f"{standin}/whl/"
-        data["repositories"] = [{"name": "standin", "uri": standin, "suite": "noble", "key": f"{standin}/key.asc"}]
+        data["repositories"] = [{"name": "standin", "uri": standin, "suite": "trixie", "key": f"{standin}/key.asc"}]
     data["repositories"][0]["origin"] = case.made_by.LAYOUT.origin
     data["about"] = f"{data['about']}; stand-ins for what is AMD's and PyTorch's"
     # Newer ones ask for modules that Debian's PyTorch lacks.

@@ -4,10 +4,10 @@ and paths, and calls each of them a stand-in.
 
     python3 amd_standin.py FOLDER
 
-FOLDER/ is the repository, with suite `noble` and key.asc; FOLDER/whl the index. Names, dependencies and paths are those
-of AMD's packages as ROCm/ROCm-docker's Dockerfiles and the ROCm documentation (package manager integration, file system
-reorganization) give them: everything in /opt/rocm-RELEASE, and /opt/rocm a link. What AMD's own libraries have in
-addition (a RUNPATH of $ORIGIN) they get too.
+FOLDER/ is the repository, with suite `trixie` and key.asc; FOLDER/whl the index. Names, dependencies and paths are
+those of AMD's packages as ROCm/ROCm-docker's Dockerfiles and the ROCm documentation (package manager integration, file
+system reorganization) give them: everything in /opt/rocm-RELEASE, and /opt/rocm a link. What AMD's own libraries have
+in addition (a RUNPATH of $ORIGIN) they get too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Layout:
     llvm: str
     packages: dict[str, Package]
     links: str = ""  # shell that `core` runs when it is installed
-    suite: str = "noble"
+    suite: str = "trixie"
     origin: str = "stand-in"
 
 

@@ -20,6 +20,14 @@ def text(name: str) -> str:
 
 
 # What is changed in which stack, and what is said of which field.
+GRAPHICS = """uri: https://repo.radeon.com/graphics/7.2.3/ubuntu
+    suite: noble
+    key: https://repo.radeon.com/rocm/rocm.gpg.key
+    origin: repo.radeon.com"""
+OTHER = """uri: https://example.org/apt
+    suite: noble
+    key: https://example.org/key
+    origin: example.org"""
 LEFT = {
     "image of another release": (UBUNTU, "image: ubuntu:24.04", "image: ubuntu:22.04", "is ubuntu-22.04, and base.os"),
     "image by its suite": (DEBIAN, "image: debian:trixie-slim", "image: debian:bookworm-slim", "is debian-12, and"),
@@ -33,7 +41,7 @@ LEFT = {
     "bootstrap distribution": (UBUNTU, "distribution: ubuntu", "distribution: debian", "it is 'debian', and"),
     "repository's suite": (UBUNTU, "    suite: noble", "    suite: jammy", "'jammy' is of ubuntu-22.04"),
     "AMD's suite for Debian": (AMD_DEBIAN, "    suite: noble", "    suite: jammy", "; debian-13 is 'noble'"),
-    "another's suite for Debian": (AMD_DEBIAN, "https://repo.radeon.com/rocm/apt/7.2.3", "https://example.org/apt",
+    "another's suite for Debian": (AMD_DEBIAN, GRAPHICS, OTHER,
                                    "'noble' is of ubuntu-24.04; debian-13 is 'trixie'"),
     "repository's ROCm": (UBUNTU, "rocm/apt/7.2.3", "rocm/apt/6.4.3", "it has ROCm 6.4.3, and components"),
     "graphics' ROCm": (UBUNTU, "graphics/7.2.3", "graphics/7.1.1", "it has ROCm 7.1.1, and comp"),
@@ -89,6 +97,12 @@ def test_every_command_that_reads_a_stack_compares_its_fields(tmp_path: Path, cl
 @pytest.mark.parametrize("name", sorted(path.stem for path in (paths.images() / "stacks").glob("*.yml")))
 def test_ours_contradict_nothing(name: str) -> None:
     assert list(coherence.problems(stack.load(name))) == []
+
+
+def test_a_mirror_of_amds_repository_has_amds_suite(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(text(AMD_DEBIAN).replace("https://repo.radeon.com/", "https://mirror.example.org/amd/"))
+    assert stack.load(str(file)).repositories[0].suite == "noble"
 
 
 def test_a_release_that_is_not_known_is_not_judged(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import bisect
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from io import BytesIO
 from typing import Any, NamedTuple
 
-LONGEST_CONSTRUCTOR = 1024  # bytes; a compiled PROVIDER_DRIVER has 16 (-O2) to 40 (-O0)
+CONSTRUCTORS = 1024  # bytes of all; a compiled PROVIDER_DRIVER has 16 (-O2) to 40 (-O0)
+VERSIONS = 500  # symbol versions of all libraries; one needs some ten of each
 STUB_SIZE = 16  # bytes of a PLT entry
 # x86_64: rdi, directly or by rax, gets an address (lea) or what a slot holds (mov); then a call or a jump.
 X86_CALL = re.compile(
@@ -188,6 +189,7 @@ class SharedLibrary:
                 raise UnreadableLibrary(f"symbol version {self.name(offset)!r} with the hash of another")
             return self.name(offset)
 
+        left = VERSIONS
         at, number = (self.tag(tag) for tag in ((VERDEF, VERDEFNUM) if defined else (VERNEED, VERNEEDNUM)))
         for _ in range(self.plausible(number)):
             if defined:
@@ -196,6 +198,9 @@ class SharedLibrary:
             else:
                 count, library, first, following = self.unpack("<2xHIII", at)
                 entry = at + first
+                left -= count
+                if left < 0:
+                    raise UnreadableLibrary(f"more than {VERSIONS} needed symbol versions")
                 for _ in range(self.plausible(count)):
                     digest, name, step = self.unpack("<I4xII", entry)
                     yield self.name(library), version(name, digest)
@@ -242,19 +247,23 @@ class SharedLibrary:
                 for register in (0, target, source):
                     registers.pop(register, None)
 
-    def function(self, entry: int) -> bytes:
-        """The code of the function that begins there: none for one outside the table, as those of the C library's
-        own start files are."""
+    def functions(self, entries: Collection[int]) -> dict[int, bytes]:
+        """Entry -> the code of the function that begins there: none for one outside the table, as those of the C
+        library's own start files are."""
         *kinds, _, count = self.unpack("<BBBBiI", self.frames)
         if kinds != [1, 0x1B, 0x03, 0x3B]:  # version; relative, unsigned, relative to the table: what linkers write
             raise UnreadableLibrary("no table of functions")
+        found: dict[int, bytes] = {}
+        left = CONSTRUCTORS
         for start, frame in struct.iter_unpack("<ii", self.read(self.frames + 12, count * 8)):
-            if self.frames + start == entry:
+            entry = self.frames + start
+            if entry in entries and entry not in found:
                 (size,) = self.unpack("<12xI", self.frames + frame)
-                if size > LONGEST_CONSTRUCTOR:
-                    raise UnreadableLibrary(f"a constructor of {size} bytes")
-                return self.read(entry, size)
-        return b""
+                left -= size
+                if left < 0:
+                    raise UnreadableLibrary(f"constructors of more than {CONSTRUCTORS} bytes")
+                found[entry] = self.read(entry, size)
+        return found
 
     def leads_to(self, address: int, symbol: str) -> bool:
         """If the address is the slot of an imported function, or a stub that jumps through it."""
@@ -267,9 +276,10 @@ class SharedLibrary:
         """The addresses that constructors pass to the function."""
         addresses: set[int] = set()
         first = self.tag(INIT_ARRAY)
-        for slot in range(first, first + 8 * self.plausible(self.tag(INIT_ARRAYSZ) // 8), 8):
-            entry = self.pointers.get(slot, -1)
-            computed = list(self.references(self.function(entry), entry))
+        slots = range(first, first + 8 * self.plausible(self.tag(INIT_ARRAYSZ) // 8), 8)
+        entries = {self.pointers.get(slot, -1) for slot in slots}
+        for entry, code in (self.functions(entries) if entries else {}).items():
+            computed = list(self.references(code, entry))
             calls = [(at, argument) for at, target, argument in computed if self.leads_to(target, symbol)]
             passed = {argument for _, argument in calls if argument is not None}
             data = {target for at, target, _ in computed if calls and at < calls[-1][0] and self.is_data(target)}

@@ -11,6 +11,7 @@ from .profile import Library
 from .recording import Recording
 
 DRIVER_FILES = "/etc/libibverbs.d"
+MOST = 100  # libraries of a node that are read; rdma-core has some 20 providers
 _PROVIDER = re.compile(r"lib(.+)-rdmav\d+\.so")
 _VERBS = re.compile(r"libibverbs\.so\.1(\.[0-9.]+)?")
 _NAMED = re.compile(r"lib(cxi|fabric|json-c)\.so(?:\.(\d[0-9.]*))?")  # Slingshot's
@@ -39,17 +40,17 @@ def driver_files(rec: Recording) -> tuple[str, ...] | None:
 
 
 def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library, ...]:
-    """libibverbs first. Without `read` the ABIs stay unread."""
+    """libibverbs first. Without `read` the ABIs stay unread, and so do those of more libraries than any node has."""
     packages = _packages(rec)
     names: dict[str, list[str]] = {path: [path.rpartition("/")[2]] for path in rec.blobs}
     for link in rec.links:  # the names of the links that lead to a file are its own, too
         names.setdefault(rec.real(link), []).append(link.rpartition("/")[2])
-    rows = []
+    rows: list[Library] = []
     for path in rec.blobs:
         provider = next((match[1] for match in map(_PROVIDER.fullmatch, names[path]) if match), None)
         if provider or any(map(_VERBS.fullmatch, names[path])):
             version = _vendor_version(names[path], provider) or packages.get(path)
-            rows.append(_library(rec, path, provider, version, read))
+            rows.append(_library(rec, path, provider, version, read if len(rows) < MOST else None))
     linked = {target for link, target in rec.links.items() if _NAMED.fullmatch(link.rpartition("/")[2])}
     for path in sorted({*linked, *rec.blobs}):
         named = _NAMED.fullmatch(path.rpartition("/")[2])
@@ -57,7 +58,8 @@ def libraries(rec: Recording, read: ReadLibrary | None = None) -> tuple[Library,
             at = re.search(r"/libfabric/(\d[^/]*)/", path)  # /opt/cray/libfabric/1.22.0/lib64
             driver, version = _DRIVERS.get(named[1], named[1]), at[1] if at else named[2]
             is_read = bool(rec.blobs.get(path))
-            rows.append(_library(rec, path, driver, version, read) if is_read else Library(path, driver, version))
+            known = read if len(rows) < MOST else None
+            rows.append(_library(rec, path, driver, version, known) if is_read else Library(path, driver, version))
     return tuple(sorted(rows, key=lambda library: (library.driver is not None, library.driver or "", library.path)))
 
 

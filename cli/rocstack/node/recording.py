@@ -22,6 +22,13 @@ SCHEMA = 1
 LARGEST = 64 << 20  # bytes of all blobs; the collector takes libraries of up to 4 MiB
 LONGEST = 2048  # bytes of a path
 MOST_FOLDERS = 50_000  # the node models have some hundreds
+# Names in a folder. Cards are compared with each other; of one there may be hundreds of virtual functions.
+MOST_NAMES = {
+    "/sys/class/kfd/kfd/topology/nodes": 256,
+    "/sys/bus/pci/devices": 4096,
+    "/sys/class/net": 4096,
+    "/sys/class/infiniband": 1024,
+}
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # as long as a kernel lets a node call itself
 T = TypeVar("T")
 MODEL_FILE = "/sys/devices/virtual/rocstack/model"  # only a virtual node has it: the node model's name
@@ -152,7 +159,8 @@ class Recording:
         """A tree of them is written to disks, and none may lead out of it.
 
         Raises:
-            ValueError: a path or a link's target is not absolute and normal, or a file stands where a folder does.
+            ValueError: a path or a link's target is not absolute and normal, or a file stands where a folder does; a
+                folder has more names than any node's.
         """
         leaves = {*self.files, *self.blobs, *self.links, *self.devices}
         for path in (*leaves, *self.folders, *self.links.values()):
@@ -161,6 +169,9 @@ class Recording:
                 raise ValueError(f"{path!r:.80} is no path")
         for path in leaves & self._children.keys():
             raise ValueError(f"{path!r:.80} is a folder, and is not")
+        for folder, most in MOST_NAMES.items():
+            if len(self._children.get(self.real(folder), ())) > most:
+                raise ValueError(f"{folder} has more than {most} names")
 
     def write_tree(self, root: Path, below: str = "/sys") -> None:
         """Makes a tree that real tools read: what lies below one folder, without that folder's name; links are

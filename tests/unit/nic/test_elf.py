@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from rocstack.image import render
 from rocstack.nic.elf import ANY_ABI, LibraryAbi, read_libibverbs, read_provider
+from rocstack.nic.shared_library import INIT_ARRAY, INIT_ARRAYSZ, VERNEEDNUM, SharedLibrary, UnreadableLibrary
 
 SOURCES = Path(__file__).parents[1] / "data" / "elf"
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
@@ -365,6 +366,44 @@ def test_hostile_versions_are_bounded(plain: bytes) -> None:
     found = checked(bytes(data))
     assert found is not None
     assert (found.private_abi, found.kernel_abi, found.glibc) == (None, None, None)
+
+
+def test_hostile_constructors_are_bounded(plain: bytes) -> None:
+    """Each of a hundred is read by the byte: a node's answer holds thousands of such libraries."""
+    library = SharedLibrary(plain)
+    (start, frame) = library.unpack("<ii", library.frames + 12)
+    place = next(each for each in library.loads if each.start <= library.frames < each.end)
+    size = place.offset + library.frames + frame + 12 - place.start
+    entry, slot = library.frames + start, library.tag(INIT_ARRAY)
+    library = SharedLibrary(patched(plain, size, struct.pack("<I", 1025)))
+    library.pointers[slot] = entry
+    with pytest.raises(UnreadableLibrary, match="constructors of more than 1024 bytes"):
+        library.passed_to("x")
+
+
+def test_each_constructor_is_read_once(plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, read = SharedLibrary(plain), list[int]()
+    entry, slot = library.frames + library.unpack("<i", library.frames + 12)[0], library.tag(INIT_ARRAY)
+    library.dynamic[INIT_ARRAYSZ] = 800
+    library.pointers |= dict.fromkeys(range(slot, slot + 800, 8), entry)
+    monkeypatch.setattr(library, "references", lambda code, at: read.append(at) or [])
+    library.passed_to("x")
+    assert read == [entry]
+
+
+def test_needed_versions_are_bounded_together(plain: bytes) -> None:
+    """Lists that are plausible each: a hundred of a hundred."""
+    needs = ELFFile(BytesIO(plain)).get_section_by_name(".gnu.version_r")
+    assert needs is not None
+    library = SharedLibrary(plain)
+    library.dynamic[VERNEEDNUM] = 100
+    data = bytearray(plain)
+    struct.pack_into("<H", data, needs["sh_offset"] + 2, 100)
+    struct.pack_into("<I", data, needs["sh_offset"] + 12, 0)  # the next is the same
+    struct.pack_into("<I", data, needs["sh_offset"] + 16 + 12, 0)
+    library.data = bytes(data)
+    with pytest.raises(UnreadableLibrary, match="more than 500 needed symbol versions"):
+        list(library.versions(defined=False))
 
 
 @HOSTILE

@@ -14,7 +14,10 @@ import pytest
 from cli_run import Cli, listing
 
 from rocstack.base.errors import BadInput
-from rocstack.node.recording import RecordedAnswer, Recording
+from rocstack.nic.elf import LibraryAbi
+from rocstack.node.parse import parse
+from rocstack.node.parse_libraries import MOST
+from rocstack.node.recording import MOST_NAMES, RecordedAnswer, Recording
 from rocstack.probe.redact import mask
 from rocstack.steps.probe import write_recordings
 
@@ -121,6 +124,33 @@ def test_a_node_can_t_take_another_s_name() -> None:
     both = [Recording(host="n1"), Recording(host="n2")]
     masked = mask(both, b"0" * 32, {"n1": "real", "n2": "n1"})
     assert [each.host for each in masked] == ["node-1", "node-2"]
+
+
+def test_no_more_libraries_are_read_than_a_node_has() -> None:
+    """Each may be made to take long."""
+    names = {f"/usr/lib/lib{number}-rdmav34.so": b"\x7fELF%d" % number for number in range(MOST + 20)}
+    linked = {f"/opt/{number}/libfabric.so.1": b"\x7fELF" for number in range(20)}
+    read: list[bytes] = []
+
+    def note(data: bytes, is_libibverbs: bool) -> LibraryAbi:
+        read.append(data)
+        return LibraryAbi()
+
+    profile = parse(Recording(host="n1", blobs=names | linked), read_library=note)
+    assert len(read) == MOST
+    assert len(profile.libraries) == MOST + 40
+
+
+@pytest.mark.parametrize("folder", MOST_NAMES)
+def test_a_node_with_more_cards_than_any_is_refused(folder: str) -> None:
+    """They are compared with each other."""
+    real = f"/sys/real{folder}"
+    files = {f"{real}/{number}/x": "1" for number in range(MOST_NAMES[folder])}
+    given = document(files=files, links={folder: real})
+    assert Recording.from_dict(given).names(folder)
+    given["files"][f"{real}/one more"] = "1"
+    with pytest.raises(ValueError, match=f"{folder} has more than {MOST_NAMES[folder]} names"):
+        Recording.from_dict(given)
 
 
 def packed(nodes: list[dict[str, Any]]) -> bytes:

@@ -58,19 +58,29 @@ PUBLIC = re.compile(
 )
 # What is secret or personal wherever it stands in what programs said, and what takes its place. None looks to the
 # end of a text from each of its characters: a node's text could make that hours.
-_SECRET = r"(?:\w*_)?(?:password|passwd|secret|token|api_?key)"
+_SECRET = (
+    r"(?:(?:pass(?:word|wd|phrase)|secret|credential|(?:api|access|account|private|signing)[_-]?key)\w{0,40}"
+    r"|token|[a-z]_pass|storagepass)(?!\w)"
+)
+_QUOTED = r"\"[^\"\n]{0,4000}\"|'[^'\n]{0,4000}'"
+_HEADER = r"(?:proxy-)?authorization|x-registry-auth|x-slurm-user-token"
 _SERIAL = r"(?:\w*[ _-])?(?:serial(?:[ _-]?(?:number|no))?|asset[ _-]tag)"
 FORMS = (
     (re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL), "masked-key"),
     (re.compile(r"\b(?:ssh-[a-z0-9]+|ecdsa-sha2-\S{1,40}) [A-Za-z0-9+/=]{20,}(?: \S+)?"), "masked-key"),
     (re.compile(r"\beyJ[\w-]{8,2000}\.[\w-]+\.[\w-]*|\bMUNGE:[\w+/=]+:?"), "masked-key"),
-    (re.compile(rf"(?i)\b({_SECRET}[\"']?\s*[=:]\s*)[\"']?[^\s\"',;]+"), r"\1masked"),
+    (re.compile(r"\b(?:hf_|gh[a-z]_|github_pat_|glpat-|sk-|xox[a-z]-|A[KS]IA)[\w-]{16,}"), "masked-key"),
+    (re.compile(rf"(?i)\b((?:{_HEADER})[\"']?\s*[=:]\s*)[\"']?(?:[a-z]+ +)?[^\s\"',;]+"), r"\1masked"),
+    (re.compile(r"(?i)\b(bearer +)[\w.~+/=-]{8,}"), r"\1masked"),
+    (re.compile(rf"(?i)(\b(?:set-)?cookie: *|[\"']auth[\"']\s*:\s*(?=[\"']))(?:{_QUOTED}|[^\n]+)"), r"\1masked"),
+    (re.compile(rf"(?i)({_SECRET}[\"']?\s*[=:]\s*)(?:{_QUOTED}|[\"']?[^\s\"',;]+)"), r"\1masked"),
+    (re.compile(rf"(?i)(--{_SECRET}\s+)(?!-)(?:{_QUOTED}|[^\s\"']+)"), r"\1masked"),
     (re.compile(rf"(?i)\b({_SERIAL}[\"']?\s*[=:]\s*)(?!0x0|N/A)\S+"), r"\1masked"),
     (re.compile(r"(?<=://)[^/\s@\"']+@"), ""),
     (re.compile(r"(/home/|/Users/)[^/\s:\"',;)\]]+"), r"\1user"),
     (re.compile(r"(?<![\w.+-])[\w.+-]+@(?!sha256:)[A-Za-z0-9](?:[\w.-]*\w)?"), "user@host"),
 )
-_SECRET_FIELD = re.compile(r"(?i)(password|passwd|secret|token|serial(_?number)?|asset_tag|vpd)$")
+_SECRET_FIELD = re.compile(rf"(?i)({_SECRET}|{_HEADER}|serial(_?number)?|asset_tag|vpd)$")
 
 
 def mask(

@@ -60,6 +60,25 @@ SAID = {  # what nobody told us of, but has a form that is secret or personal an
     "MUNGE:AwQDAAC8hcUXmW4ECcz0:": "AwQDAAC8",
     "STORAGE_PASSWORD=hunter22": "hunter22",
     "'password': 'hunter22'": "hunter22",
+    'password = "a hunter22"': "hunter22",
+    "AWS_SECRET_ACCESS_KEY=hunter22": "hunter22",
+    "aws_access_key_id = hunter22": "hunter22",
+    "Authorization: Bearer hunter22hunter22": "hunter22",
+    "authorization=Basic YW5uOmh1bnRlcjIy": "YW5u",
+    "'Authorization': 'Digest hunter22'": "hunter22",
+    "X-SLURM-USER-TOKEN: hunter22": "hunter22",
+    "Cookie: a=b; session=hunter22": "hunter22",
+    "sent with bearer hunter22hunter22": "hunter22",
+    "login --password hunter22 --token=x": "hunter22",
+    "--api-key 'my hunter22'": "hunter22",
+    "StoragePass=hunter22": "hunter22",
+    "ansible_become_pass: hunter22": "hunter22",
+    "passphrase: hunter22": "hunter22",
+    "MY_PASSWORDS=hunter22": "hunter22",
+    '{"auths": {"r.example": {"auth": "YW5uOmh1bnRlcjIy"}}}': "YW5u",
+    "private_key=hunter22": "hunter22",
+    "got hf_abcdefghijklmnopqrstuvwx": "abcdefgh",
+    "got AKIAABCDEFGHIJKLMNOP": "ABCDEFGH",
     "https://ann:hunter22@mirror.acme.corp/x": "hunter22",
     "cloning https://git.acme.corp/x": "acme",
     "mailto ann.example@acme.corp": "ann.example",
@@ -86,6 +105,8 @@ KEPT = (
     "see https://rocm.docs.amd.com/en/latest and https://slurm.schedmd.com/srun.html",
     "NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE",
     "step 20, loss 3.1591 (0x1.945c078000000p+1)", "libbnxt_re-rdmav34.so", "gfx942:sramecc+:xnack-", "key: value",
+    "tokens_per_s: 1200", "max_tokens=8", "tokenizer: x", "--tokens 8", "passed: 12", "gst met: TRUE pass: TRUE",
+    "bypass=1",
 )  # fmt: skip
 
 
@@ -108,15 +129,21 @@ def test_what_a_host_calls_itself_goes_from_its_recording() -> None:
 
 
 def test_fields_that_are_secret_by_their_name_go() -> None:
+    keys = ("password", "StoragePass", "api_key", "AWS_SECRET_ACCESS_KEY", "Authorization", "token")
     said = Redaction(KEY).value({"serial_number": "A1B2C3", "board": {"serial": 692251001124}, "vram": 4096})
+    assert "hunter22" not in json.dumps(Redaction(KEY).value(dict.fromkeys(keys, "hunter22")))
     assert said["serial_number"] not in ("A1B2C3", "")
     assert said["board"] == {"serial": 0}
     assert said["vram"] == 4096
 
 
-@pytest.mark.parametrize(
-    "piece", ["a", "a_", "a.", "-", "ecdsa-sha2-", "eyJ-", "eyJaaaaaaaa.", "://a.", "MUNGE:", "password "]
-)
+PIECES = (
+    "a", "a_", "a.", "-", "ecdsa-sha2-", "eyJ-", "eyJaaaaaaaa.", "://a.", "MUNGE:", "password ", "secret", "secret=",
+    "token\n", "--token ", "bearer ", "cookie: ", "authorization: a ", "'auth': '", "hf_", '"token":"',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_a_text_of_one_piece_is_no_work(piece: str) -> None:
     """It was hours of it."""
     text = piece * (200_000 // len(piece))

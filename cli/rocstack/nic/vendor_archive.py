@@ -196,13 +196,25 @@ def _tar(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) ->
             pass
 
 
+class _ShortReads:
+    """The library reads a zip's central directory at once, wherever the file says how long it is; nothing else of it
+    takes as much."""
+
+    def __init__(self, file: IO[bytes], where: str) -> None:
+        self._file, self._where = file, where
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        if size > MAX_INDEX:
+            raise bad("its list of members is too long", self._where)
+        return self._file.read(size)
+
+
 def _zip(file: IO[bytes], kind: str, where: str, budget: Budget, plain: bool) -> Iterator[Member]:
     packed = file.seek(0, 2)
-    file.seek(max(0, packed - 65536 - 22))
-    _, mark, end = file.read().rpartition(b"PK\5\6")
-    if mark and int.from_bytes(end[8:12], "little") > MAX_INDEX:
-        raise bad("its list of members is too long", where)
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(_ShortReads(file, where)) as archive:
         infos: list[zipfile.ZipInfo] = archive.infolist()
         if sum(info.file_size for info in infos) > max(RATIO_FROM, RATIO * packed):
             raise hostile(f"unpacks to more than {RATIO} times its size", where)

@@ -11,6 +11,7 @@ import tarfile
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from rocstack.base.errors import BadInput, RocstackError
 from rocstack.nic import vendor_archive, vendor_release
+from rocstack.nic.vendor_archive import MAX_INDEX
 
 V1, V2 = "232.0.164.5", "235.2.86.0"
 
@@ -274,7 +276,18 @@ def one(name: str, kind: bytes, link: str = "") -> bytes:
     return tar_gz({}, lambda tar: tar.addfile(*entry(name, kind=kind, link=link)))
 
 
-LONG_LIST = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, 1 << 30, 0, 0)
+def long_list(*, hidden: bool) -> bytes:
+    """Of more bytes than any; `hidden`: only the record that larger archives have says so."""
+    plain = zipped({"a": b""})
+    start, end = plain.index(b"PK\1\2"), plain.index(b"PK\5\6")
+    rows = plain[start:end] * (MAX_INDEX // (end - start) + 1)
+    size, place = len(rows), start + len(rows)
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, size, start)
+    record += struct.pack("<4sIQI", b"PK\6\7", 0, place, 1)
+    own = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, end - start if hidden else size, start, 0)
+    return plain[:start] + rows + (record if hidden else b"") + own
+
+
 METHOD_9 = zipped({"x.zip": b"a" * 100}).replace(b"\x14\0\0\0\x08\0", b"\x14\0\0\0\x09\0")
 LIBRARY = library()
 Made = bytes | Callable[[], bytes]  # the large ones when they are wanted
@@ -346,7 +359,8 @@ REFUSED: dict[tuple[str, str], dict[str, tuple[Made, str]]] = {
     ("bcm.zip", "bad-archive"): {
         "zip encrypted": (encrypted(), "encrypted"),
         "zip cut": (zipped({INNER: LIBRARY})[:-30], "damaged"),
-        "zip with a long list": (LONG_LIST, "list of members"),
+        "zip with a long list": (partial(long_list, hidden=False), "list of members"),
+        "zip with a hidden list": (partial(long_list, hidden=True), "list of members"),
         "zip of another method": (METHOD_9, "packed in a way"),
         "zip with a broken zip": (zipped({"x.zip": b"PK\3\4 and no more"}), "damaged"),
     },

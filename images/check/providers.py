@@ -51,7 +51,7 @@ def facts(root: Path, nic: dict[str, Any], packages: dict[str, str], measured: d
     if library is None:
         return out
     data = resolved(root, library).read_bytes()
-    pattern = re.search(rb"/[ -~]*/lib%s-rdmav(\d+)\.so", data)
+    pattern = re.search(rb"/[ -~]{0,200}/lib%s-rdmav(\d{1,4})\.so", data)
     verbs = elf.read_libibverbs(data)
     out["verbs.sha256"] = verbs.sha256
     if verbs.private_abi is not None:

@@ -28,7 +28,8 @@ QUIET = ("--no-healthcheck", "--log-driver=none")
 SECONDS = 60
 MOST = 1 << 20  # bytes of what it prints, and of a library that is read here
 OTHERS = ("dnf", "microdnf", "yum", "zypper", "apk", "pacman")
-_PATTERN = re.compile(rb"(/[A-Za-z0-9/._+-]+)/lib%s-(rdmav\d+)\.so")
+# Bounded: a base may have a library for which a search would take hours.
+_PATTERN = re.compile(rb"(/[A-Za-z0-9/._+-]{1,200})/lib%s-(rdmav\d{1,4})\.so")
 
 
 def read(client: docker.DockerClient, reference: str, driver: str | None) -> BaseReading:

@@ -45,3 +45,10 @@ def test_of_a_folder_no_more_is_read_than_of_a_file() -> None:
     folder = Given(bytes(MOST), 4096, times=100)
     assert base_reader._file(folder, "/usr") is None  # type: ignore[arg-type]
     assert folder.taken <= 3 * MOST
+
+
+def test_a_library_of_slashes_is_no_work() -> None:
+    assert base_reader._PATTERN.search(b"/" * MOST) is None
+    found = base_reader._PATTERN.search(b"\0/usr/lib/x86_64-linux-gnu/libibverbs/lib%s-rdmav34.so\0")
+    assert found
+    assert found.groups() == (b"/usr/lib/x86_64-linux-gnu/libibverbs", b"rdmav34")

@@ -309,7 +309,10 @@ class RegistryHttp:
             return str(requests.auth._basic_auth_str(self.login.user, self.login.password))
         asked = parse_dict_header(rest)  # type: ignore[no-untyped-call]
         realm = str(asked.get("realm", ""))
-        if kind.lower() != "bearer" or not (realm.startswith("https:") or (self.plain and self._is_own(realm))):
+        own = self._is_own(realm)
+        if kind.lower() != "bearer" or not (realm.startswith("https:") or (self.plain and own)):
+            return ""
+        if self.login and (self.plain or self.insecure) and not own:  # nobody proved who names it
             return ""
         params = {key: value for key, value in (("service", asked.get("service")), ("scope", scope)) if value}
         options: dict[str, Any] = {"verify": self._verify, "timeout": TIMEOUT}

@@ -203,7 +203,7 @@ class Repository:
     def _where(self, location: str) -> tuple[str, int]:
         """Where an upload stands: its next Location, and how many bytes of it arrived."""
         answer = self._again(lambda: self._request("GET", location, {204, 400, 404, 416}))
-        span = re.fullmatch(r"(?:bytes=)?0-(\d+)", answer.headers.get("Range", ""))
+        span = re.fullmatch(r"(?:bytes=)?0-(\d{1,18})", answer.headers.get("Range", ""))
         if answer.status_code != 204 or not span:
             raise _Lost(f"HTTP status: {answer.status_code}")
         # "0-0" says one byte, or none (github.com/opencontainers/distribution-spec, issue 578): neither is worth saving

@@ -20,7 +20,7 @@ from rocstack.base.errors import CheckFailed, Missing
 from rocstack.deploy.plan import tls
 from rocstack.registry import registry_http
 from rocstack.registry.registry_http import RegistryHttp, RegistryLogin, as_engine, docker_login, is_insecure
-from rocstack.registry.repository import Repository
+from rocstack.registry.repository import Repository, _Lost
 
 LOOPBACK: dict[str, Any] = {"RegistryConfig": {"InsecureRegistryCIDRs": ["127.0.0.0/8"], "IndexConfigs": {}}}
 
@@ -261,6 +261,44 @@ def test_a_plain_registry_sends_the_login_to_no_other_host_in_clear(host: str, s
         with pytest.raises((CheckFailed, Missing)):
             http.request("GET", "v2/", good=(200,))
         assert bool(asked) is sent
+
+
+@pytest.mark.parametrize(("place", "sent"), [("127.0.0.1", True), ("localhost", False)])
+def test_an_insecure_registry_can_have_the_login_sent_to_no_other_host(
+    place: str, sent: bool, signed: tuple[Store, Path]
+) -> None:
+    """Not by https either: nobody looks at the certificate there, and who names the host proved nothing."""
+    asked: list[str | None] = []
+
+    def listen(handler: Handler) -> bool:
+        asked.append(handler.headers.get("Authorization"))
+        handler.answer(200, b'{"token": "t"}')
+        return True
+
+    def lead(handler: Handler) -> bool:
+        realm = f"https://{place}:{signed[0].host.rpartition(':')[2]}/token"
+        handler.answer(401, **{"WWW-Authenticate": f'Bearer realm="{realm}"'})
+        return True
+
+    with serving() as store:
+        store.faults, signed[0].faults = [lead] * 4, [listen] * 4
+        http = RegistryHttp(store.host, RegistryLogin("me", "secret"), insecure=True)
+        with pytest.raises((CheckFailed, Missing)):
+            http.request("GET", "v2/", good=(200,))
+        assert bool(asked) is sent
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "9" * 19])
+def test_how_much_of_an_upload_arrived_is_no_number_of_any_length(digits: str) -> None:
+    with serving() as store:
+
+        def say(handler: Handler) -> bool:
+            handler.answer(204, Location="/v2/x", Range=f"0-{digits}")
+            return True
+
+        store.faults.append(say)
+        with pytest.raises(_Lost):
+            Repository(RegistryHttp(store.host, plain=True), NAME)._where("/v2/x")
 
 
 @pytest.mark.parametrize("body", [b"[1]", b"{", b"[" * 100_000, b'{"token": 5}', b'{"token": "a\\nX: y"}', b"\xff"])

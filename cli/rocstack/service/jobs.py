@@ -332,6 +332,7 @@ class Jobs:
             row = await self.rows.own(caller, row.id)
             if (row.run, row.status) != (before.run, before.status):
                 return row  # another request was faster
+            await self.rows.database.run(lambda session: audit.room(session, caller.name))  # before it is ended
             old = await self.slurm.job(caller.token, row.slurm_id) if row.slurm_id else None
             if old is not None and not old.over and end:
                 await _told(self.slurm.cancel(caller.token, old.id))

@@ -21,6 +21,7 @@ from rocstack.service.tables import StoredFile, UploadPart, UploadRow
 from rocstack.service.turns import Locks, Turns
 
 COMPLETED, CANCELLED = "completed", "cancelled"
+KEPT_S = 7 * 86_400  # that it is told how an upload ended
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,10 @@ class Uploads:
         return upload_to_dict(row, None)
 
     async def sweep(self) -> None:
-        """What of uploads that took too long is left on the disk goes."""
+        """What of uploads that took too long is left on the disk goes, and in the end what is known of them."""
 
         def work(session: Session) -> list[tuple[str, str]]:
+            session.execute(delete(UploadRow).where(UploadRow.status != PENDING, UploadRow.created <= now() - KEPT_S))
             old = select(UploadRow).where(UploadRow.status == PENDING, UploadRow.created <= now() - UPLOAD_S)
             gone = []
             for row in session.scalars(old):

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
-from rocstack.service import dataset, uploads
+from rocstack.service import audit, dataset, uploads
 from rocstack.service.failures import RequestRefused, TooBig
 from rocstack.service.files import named
-from rocstack.service.tables import UploadPart
+from rocstack.service.tables import AuditLine, UploadPart
 
 pytestmark = pytest.mark.anyio
 GOOD = lines(CHAT)
@@ -209,6 +209,37 @@ async def test_no_end_of_empty_ones_is_free(site: Site) -> None:
     assert (await alice.post("/v1/uploads", json=begun)).json()["error"]["code"] == "over-quota"
     assert (await put(alice, GOOD)).json()["error"]["code"] == "over-quota"
     assert len(os.listdir(site.data / "alice" / "uploads")) == 31
+
+
+async def test_no_end_of_changes_fills_the_database(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lines stay, on a disk that Slurm's accounting needs."""
+    monkeypatch.setattr(audit, "MOST", 20)
+    alice, begun = site.of("alice"), {"bytes": 10, "filename": "a" * 255, "purpose": "fine-tune"}
+    codes = []
+    for _ in range(15):
+        answer = await alice.post("/v1/uploads", json=begun)
+        codes.append(answer.status_code)
+        if answer.status_code == 200:
+            assert (await alice.post(f"/v1/uploads/{answer.json()['id']}/cancel")).status_code == 200
+    assert codes == [200] * 10 + [429] * 5
+    assert (await put(alice, GOOD)).json()["error"]["code"] == "too-many-changes"
+    assert (await put(site.of("bob"), GOOD)).status_code == 200
+    lines = await site.service.database.run(lambda session: list(session.scalars(sqlalchemy.select(AuditLine.who))))
+    assert lines.count("alice") == 20
+    monkeypatch.setattr(audit, "DAY_S", -10)
+    assert (await put(alice, GOOD)).status_code == 200
+
+
+async def test_an_upload_that_ended_is_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, begun = site.of("alice"), {"bytes": 10, "filename": "a", "purpose": "fine-tune"}
+    ended, open_ = [(await alice.post("/v1/uploads", json=begun)).json()["id"] for _ in range(2)]
+    await alice.post(f"/v1/uploads/{ended}/cancel")
+    await site.service.uploads.sweep()
+    assert (await alice.get(f"/v1/uploads/{ended}")).json()["status"] == "cancelled"
+    monkeypatch.setattr(uploads, "KEPT_S", -10)
+    await site.service.uploads.sweep()
+    assert (await alice.get(f"/v1/uploads/{ended}")).status_code == 404
+    assert (await alice.get(f"/v1/uploads/{open_}")).json()["status"] == "pending"
 
 
 async def test_another_purpose_and_no_file(site: Site) -> None:

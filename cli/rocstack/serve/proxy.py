@@ -23,6 +23,11 @@ REFUSED = (
     "prompt_embeds", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
     "previous_response_id", "chat_template", "mm_processor_kwargs", "media_io_kwargs",
 )  # fmt: skip
+# Of `chat_template_kwargs`: what is no word of a template, but says how the tokenizer works; older engines pass it on.
+TOKENIZERS = (
+    "chat_template", "conversation", "max_length", "padding", "return_dict", "return_tensors", "tokenize",
+    "tokenizer_kwargs", "truncation",
+)  # fmt: skip
 MOST_VALUES = 400_000  # of a request: more than a context has tokens
 # Of a message's parts: the engine would fetch what they name, from wherever it reaches.
 MEDIA = ("image_url", "audio_url", "video_url", "file_url")
@@ -77,6 +82,10 @@ async def read(request: Request, most: int) -> ModelRequest:
     for name in REFUSED:
         if body.get(name) is not None:
             raise BadInput.of("request-refused", name=name)
+    words = body.get("chat_template_kwargs")
+    for name in words if isinstance(words, dict) else ():
+        if name in TOKENIZERS:
+            raise BadInput.of("request-refused", name=f"chat_template_kwargs.{name}")
     if body.get("background"):
         raise BadInput.of("request-refused", name="background")
     for name in _parts(body):

@@ -40,6 +40,8 @@ def part(content: dict[str, Any]) -> bytes:
         (b'{"model": "m", "vllm_xargs": {"kv_transfer_params": {}}}', "request-refused"),
         (b'{"model": "m", "ec_transfer_params": {"a": 1}}', "request-refused"),
         (b'{"model": "m", "mm_processor_kwargs": {"a": 1}}', "request-refused"),
+        (b'{"model": "m", "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}', "request-refused"),
+        (b'{"model": "m", "chat_template_kwargs": {"padding": "max_length", "a": 1}}', "request-refused"),
         (part({"type": "image_url", "image_url": {"url": "data:x"}, "uuid": "theirs"}), "request-refused"),
         (part({"type": "image_url", "image_url": None, "uuid": "theirs"}), "request-refused"),
         (part({"type": "image_embeds", "image_embeds": "AA=="}), "request-refused"),
@@ -52,6 +54,12 @@ def test_what_is_nobodys_to_ask(body: bytes, code: str) -> None:
     with pytest.raises(BadInput) as refused:
         asyncio.run(read(body))
     assert refused.value.code == code
+
+
+def test_words_of_a_template_are_taken() -> None:
+    words = {"enable_thinking": False}
+    asked = asyncio.run(read(json.dumps({"model": "m", "chat_template_kwargs": words}).encode()))
+    assert asked.body["chat_template_kwargs"] == words
 
 
 @dataclass

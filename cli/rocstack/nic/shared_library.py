@@ -14,6 +14,7 @@ from io import BytesIO
 from typing import Any, NamedTuple
 
 CONSTRUCTORS = 1024  # bytes of all; a compiled PROVIDER_DRIVER has 16 (-O2) to 40 (-O0)
+RELOCATIONS = 1 << 18  # a provider has some hundred, a libfabric some ten thousand
 VERSIONS = 500  # symbol versions of all libraries; one needs some ten of each
 STUB_SIZE = 16  # bytes of a PLT entry
 # x86_64: rdi, directly or by rax, gets an address (lea) or what a slot holds (mov); then a call or a jump.
@@ -118,8 +119,8 @@ class SharedLibrary:
             here = [following + 8 * bit for bit in range(63) if word >> (bit + 1) & 1] if word & 1 else [word]
             following = following + 63 * 8 if word & 1 else word + 8
             slots += here
-            if len(slots) > len(self.data):
-                raise UnreadableLibrary("more relocations than places")
+            if len(slots) > RELOCATIONS:
+                raise UnreadableLibrary(f"more than {RELOCATIONS} relocations")
             self.pointers.update((slot, *self.unpack("<Q", slot)) for slot in here)
         self.slots = sorted(slots)
         if len(set(slots)) != len(slots):
@@ -130,6 +131,8 @@ class SharedLibrary:
 
     def table(self, tag: int, size: int, entry: int) -> bytes:
         length = self.tag(size) // entry * entry
+        if length > RELOCATIONS * entry:
+            raise UnreadableLibrary(f"more than {RELOCATIONS} relocations")
         return self.read(self.tag(tag), length) if length else b""
 
     def plausible(self, number: int) -> int:

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rocstack.image import render
+from rocstack.nic import shared_library
 from rocstack.nic.elf import ANY_ABI, LibraryAbi, read_libibverbs, read_provider
 from rocstack.nic.shared_library import INIT_ARRAY, INIT_ARRAYSZ, VERNEEDNUM, SharedLibrary, UnreadableLibrary
 
@@ -379,6 +380,23 @@ def test_hostile_constructors_are_bounded(plain: bytes) -> None:
     library.pointers[slot] = entry
     with pytest.raises(UnreadableLibrary, match="constructors of more than 1024 bytes"):
         library.passed_to("x")
+
+
+def test_relocations_are_bounded(compile: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of RELR is 63 of them, and each is kept."""
+    made = [compile(34, flags).read_bytes() for flags in ("-O2", "-O2 -Wl,-z,pack-relative-relocs")]
+    monkeypatch.setattr(shared_library, "RELOCATIONS", 2)
+    for data in made:
+        with pytest.raises(UnreadableLibrary, match="more than 2 relocations"):
+            SharedLibrary(data)
+    packed = bytearray(made[1])
+    table = SharedLibrary.__new__(SharedLibrary)
+    table.data, table.pointers, table.imports, table.machine = bytes(packed), {}, {}, "EM_X86_64"
+    table.loads = [shared_library.Segment(0, len(packed), len(packed), 0, False)]
+    table.dynamic = {shared_library.RELR: 0, shared_library.RELRSZ: 8}
+    table.data = struct.pack("<Q", (1 << 64) - 1) + bytes(packed[8:])
+    with pytest.raises(UnreadableLibrary, match="more than 2 relocations"):
+        table._relocate()
 
 
 def test_each_constructor_is_read_once(plain: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ TOKENS = re.compile(
     rf"|(?P<ipv6>(?<!\w)(?<![0-9a-fA-F:]:)(?:{HEX}{{0,4}}:){{2,7}}(?:{HEX}{{1,4}}|(?<=::)){END}(?!\.\d))"
     rf"|(?P<named>(?<=enx){HEX}{{12}}(?!{HEX}))"
 )
+DIGITS = re.compile(rf"{HEX}{{12,}}")  # of a MAC address without colons, or of longer ones
+MOST_SERIALS = 1000  # of a node, which are searched for in what was said
 IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\w)")
 # Names that say nothing about a site, and have a meaning in what we write ourselves.
 PLAIN = frozenset(
@@ -113,6 +115,7 @@ class Redaction:
         self._words = {word.lower(): to for word, to in (words or {}).items() if _telling(word)}
         self._addresses: set[str] = set()
         self._versions: set[str] = set()
+        self._bare: dict[str, str] = {}  # addresses of hardware without their colons -> others
         self._host_names: dict[str, str] = {}
         firsts = [next(iter(names), "").lower() for names in hosts]
         # Also of those that are addresses, or can't be told from other words.
@@ -128,18 +131,22 @@ class Redaction:
         # What a node calls itself may be another's name.
         self._host_names |= {name: to for name, to in self._nodes.items() if name in self._host_names}
         for recording in recordings:
+            serials = 0
             for path, content in recording.files.items():
                 if SERIALS.search(path) and len(content.strip()) > 3:
-                    self._words[content.strip().lower()] = self._like(content.strip())
+                    serials += 1
+                    if serials <= MOST_SERIALS:
+                        self._words[content.strip().lower()] = self._like(content.strip())
                 elif _plain(path):
                     self._versions.update(IPV4.findall(content))
-                self._words |= self._spellings(content)
+                self._bare |= self._spellings(content)
             known = recording.commands.get(ADDRESSES, RecordedAnswer(0, "")).out
             self._addresses.update(IPV4.findall(known))
         self._versions -= self._addresses
         self._words |= self._host_names
         self._hosts_pattern = _any_of(self._host_names)
         self._pattern = _any_of(self._words)
+        self._sizes = sorted({len(bare) for bare in self._bare}, reverse=True)
 
     def recording(self, recording: Recording) -> Recording:
         text = self.text
@@ -197,7 +204,7 @@ class Redaction:
         text = text.encode(errors="replace").decode()  # half characters, which JSON can name and no file hold
         for form, to in FORMS:
             text = form.sub(to, text)
-        text = self._pattern.sub(_instead(self._words), self.text(text))
+        text = self._known(self.text(text))
         text = re.sub(rf"(?<=://){NAME.pattern}", lambda m: m[0] if PUBLIC.fullmatch(m[0]) else "host", text)
         return IPV4.sub(lambda m: m[0] if m[0] in self._versions else self._ipv4(m[0]), text)
 
@@ -208,8 +215,22 @@ class Redaction:
     def words(self, text: str, *, any_address: bool = False) -> str:
         """Without host names, serial numbers and IPv4 addresses: the known ones or, in a text about the network, where
         no version looks like one, all."""
-        text = self._pattern.sub(_instead(self._words), text)
+        text = self._known(text)
         return IPV4.sub(lambda m: self._ipv4(m[0]) if any_address or m[0] in self._addresses else m[0], text)
+
+    def _known(self, text: str) -> str:
+        """Without the words that are known, and the addresses: of these a node may have told any number, so they are
+        looked up and not searched for."""
+        text = self._pattern.sub(_instead(self._words), text)
+        return DIGITS.sub(lambda m: self._without_bare(m[0]), text) if self._bare else text
+
+    def _without_bare(self, digits: str) -> str:
+        small, out, at = digits.lower(), list[str](), 0
+        while at < len(digits):
+            size = next((size for size in self._sizes if small[at : at + size] in self._bare), 0)
+            out.append(self._bare[small[at : at + size]] if size else digits[at])
+            at += size or 1
+        return "".join(out)
 
     def _digest(self, kind: str, value: object, size: int) -> bytes:
         return blake2b(f"{kind} {value}".encode(), key=self._key, digest_size=size).digest()
@@ -233,12 +254,11 @@ class Redaction:
         return mac if plain else b"\x02" + self._digest("mac", mac.hex(), 5)
 
     def _spellings(self, content: str) -> dict[str, str]:
-        """How else programs write the addresses that a file has: without colons, and GUIDs as numbers."""
+        """How else programs write the addresses that a file has: without colons."""
         found: dict[str, str] = {}
         for match in TOKENS.finditer(content):
             if match.lastgroup in ("octets", "guid") and any(bytes.fromhex(match[0].replace(":", ""))):
-                bare, to = match[0].replace(":", "").lower(), self.text(match[0]).replace(":", "")
-                found |= {bare: to, f"0x{bare}": f"0x{to}"}
+                found[match[0].replace(":", "").lower()] = self.text(match[0]).replace(":", "")
         return found
 
     def _dashed(self, text: str) -> str:

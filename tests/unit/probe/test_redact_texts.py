@@ -158,3 +158,22 @@ def test_letters_that_a_pattern_takes_for_others(spelt: str) -> None:
     redaction = Redaction(KEY, hosts=[("slurm-gpu01", "islurm-i1", "aib-node7")])
     for text in (redaction.said(f"{spelt} says"), redaction.words(f"{spelt} says"), redaction.key(f"{spelt} says")):
         assert text == "node-1 says"
+
+
+def test_addresses_without_end_are_no_work() -> None:
+    """A node may tell any number of them, and each goes from all that was said."""
+    told = [f"02:{number:010x}" for number in range(100_000)]
+    told = [":".join([each[:2], *(each[at : at + 2] for at in range(3, 13, 2))]) for each in told]
+    redaction = Redaction(KEY, [Recording(host="n1", files={"/sys/x": "\n".join(told)})])
+    bare = told[4711].replace(":", "")
+    said = redaction.said(f"0x{bare.upper()} and ff{bare}ff " + "0123456789abcdef " * 50_000)
+    assert bare not in said.lower()
+    assert said.startswith("0x02")
+    assert said.endswith(" 0123456789abcdef 0123456789abcdef ")
+
+
+def test_serial_numbers_without_end_are_no_work() -> None:
+    files = {f"/sys/{number}/serial": f"SN{number:08d}\n" for number in range(20_000)}
+    redaction = Redaction(KEY, [Recording(host="n1", files=files)])
+    assert "SN00000001" not in redaction.said("SN00000001 " + "some words " * 20_000)
+    assert "SN00019999" not in str(redaction.recording(Recording(host="n1", files={"/sys/1/serial": "SN00019999\n"})))

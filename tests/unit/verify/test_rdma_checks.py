@@ -147,6 +147,18 @@ def test_who_was_not_tried_is_skipped_where_another_is_at_fault() -> None:
         assert left.why.startswith("no time was left: ")
 
 
+def test_what_the_server_alone_finds_changed_fails() -> None:
+    """ibv_rc_pingpong's client compares nothing and ends well; the server says so and ends with 0."""
+    evidence = real()
+    server, *_ = evidence[rdma.PINGPONG]["answers"]
+    assert server["server"]
+    server["said"] = sample("pingpong/invalid-data")
+    evidence[rdma.PINGPONG]["answers"] = [server, {"node": "n2", "peer": "n1", "well": [0, 1]}]
+    found = of(evidence)
+    assert red(found) == {"rdma-reachability"}
+    assert "rail 0: ibv_rc_pingpong: what arrived isn't what was sent" in found["rdma-reachability"].why
+
+
 def test_rails_that_a_node_lacks_are_not_asked_for() -> None:
     """The others keep their numbers."""
     evidence = three()

@@ -1,4 +1,5 @@
-"""`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data")."""
+"""`amd-smi ... --json`: list, topology and firmware (github.com/ROCm/amdsmi; ROCm 7 puts the list under "gpu_data",
+newer ones print lists of NICs and switches behind that of the GPUs)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ def gpus(text: str, tool: str = "amd-smi list") -> tuple[str, ...]:
     Raises:
         CheckFailed: it isn't such a list, or is one of errors.
     """
-    found = _each(text, tool, lambda row: [str(row["bdf"])])
+    found = tuple(address for _, address in _each(text, tool, lambda row: [(int(row["gpu"]), str(row["bdf"]))]))
     if odd := next((each for each in found if not _ADDRESS.fullmatch(each)), None):
         raise bad(tool, text, f"a GPU has no PCI address ({odd[:20]})", 1)
     return found
@@ -76,7 +77,9 @@ def _each(text: str, tool: str, of: Callable[[Mapping[str, Any]], list[T]]) -> t
     starts = [number for number, line in enumerate(known) if _BEGINS.match(line)]
     if not starts:
         raise bad(tool, text, "it answered no JSON")
-    last = max((number for number, line in enumerate(known) if _ENDS.fullmatch(line)), default=len(known))
+    ends = [number for number, line in enumerate(known) if number >= starts[0] and _ENDS.fullmatch(line)]
+    # Within a document a comma is between the two.
+    last = next((end for end in ends if end + 1 in starts), max(ends, default=len(known)))
     try:
         rows = from_json("\n".join(known[starts[0] : last + 1]))
     except ValueError as error:

@@ -18,7 +18,9 @@ KEPT = 6000  # characters of what MPI's libraries said
 LOOK = {"OMPI_MCA_pml_base_verbose": "10", "UCX_LOG_LEVEL": "info"}  # the libraries say what they chose
 PML = re.compile(r"select: component (\w+) selected")
 NOISE = re.compile(r"mca: base:|\] select|UCX  (INFO|DIAG)")
-LANE = re.compile(r"inter-node cfg#\d+ tag\(([^)]*)\)")
+# UCX before 1.15 doesn't say of what is between two nodes that it is; what ranks of one have is told by its transports.
+LANE = re.compile(r"(?:inter-node cfg#\d+|ep_cfg\[\d+\]:) tag\(([^)]*)\)")
+ON_ONE_NODE = re.compile(r"\b(?:self|sysv|posix|cma|knem|xpmem|rocm_\w+)/")
 SMALL, WARM, ITERATIONS, PATIENCE = 8, 10, 300, 0.4  # latency: bytes, unmeasured, at most, seconds
 FIRST, LARGE, WINDOW, REPEATS, ENOUGH = 1 << 16, 1 << 22, 8, 3, 0.6  # bandwidth: bytes, messages, times, seconds
 NODE = os.environ.get("SLURMD_NODENAME") or platform.node()
@@ -49,11 +51,17 @@ def watched(work):
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     told = text.decode(errors="replace")
     kept = "\n".join(line for line in told.splitlines() if not NOISE.search(line))[-KEPT:]
-    lanes = {lane for lanes in LANE.findall(told) for lane in lanes.split()}
+    lanes = lanes_of(told)
     answer = {"part": "end", "node": NODE, "rank": int(os.environ.get("PMIX_RANK", -1)), "code": code, "said": kept}
-    answer |= {"pml": sorted({*PML.findall(told)}), "lanes": sorted(lanes)}
+    answer |= {"pml": sorted({*PML.findall(told)}), "lanes": lanes}
     print(f"@rocstack {json.dumps(answer)}", flush=True)
     return code & 255
+
+
+def lanes_of(told):
+    """To other nodes, as UCX names them."""
+    known = (lanes for lanes in LANE.findall(told) if not ON_ONE_NODE.search(lanes))
+    return sorted({lane for lanes in known for lane in lanes.split()})
 
 
 def main(say):

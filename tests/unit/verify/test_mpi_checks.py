@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from evidence_replay import good, red, replay, states
 from made_runs import checked
+from module_file import module_of
 
 from rocstack.verify.recorder import Recorder
 from rocstack.verify.slurm_session import MARK, StepOutput
@@ -266,6 +267,22 @@ def test_mpi_must_go_over_rdma_where_it_is(pml: list[str], lanes: list[str], sta
     evidence["cluster"]["labels"]["io.rocstack.nic"] = "broadcom"
     evidence["mpi"]["answers"] = ends(pml, lanes)
     assert replay(evidence, only="mpi-transport")["mpi-transport"].state == state
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # 1.15 and later, and before.
+        "ucp_context_0 self cfg#0 tag(self/memory cma/memory)\nucp_context_0 intra-node cfg#1 tag(sysv/memory)\n"
+        "ucp_context_0 inter-node cfg#2 tag(rc_verbs/bnxt_re0:1 tcp/eno1) ka(ud_verbs/bnxt_re0:1)",
+        "ep_cfg[0]: tag(self/memory cma/memory rocm_copy/rocm)\nep_cfg[1]: tag(posix/memory rocm_ipc/rocm_ipc)\n"
+        "ep_cfg[2]: tag(rc_verbs/bnxt_re0:1 tcp/eno1); rma(rc_verbs/bnxt_re0:1)",
+    ],
+)
+def test_lanes_to_other_nodes_are_read_of_each_ucx(said: str) -> None:
+    text = "".join(f"[1695332443.36] [n1:12:0]  ucp_worker.c:1855 UCX  INFO    {line}\n" for line in said.split("\n"))
+    program = module_of(checks() / "programs/mpi.py")
+    assert program.lanes_of(text) == ["rc_verbs/bnxt_re0:1", "tcp/eno1"]
 
 
 def ends(pml: list[str], lanes: list[str], names: Sequence[str] = ("n1", "n2")) -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@ what RVS says of it. Arguments: the GPUs' model, the module, how many GPUs there
 
 RVS has a folder of configurations for each model and some for all, beside its own bin: TheRock isn't in /opt/rocm.
 Those for all have targets that any GPU meets (4 to 16 TFLOPS, 50 to 180 W), so where there are targets only the model's
-own configuration counts."""
+own configuration counts. A model's are those of whole GPUs: for divided ones there is a folder of each mode in it, or
+none. Boards of more power have a folder beside the model's."""
 
 import collections
+import glob
 import os
 import re
 import shutil
@@ -22,15 +24,39 @@ KEPT = re.compile(
 )
 LINES = 40  # of the end, where there is no result
 UNTOLD = 3  # exit code without a configuration
+PCI = "/sys/bus/pci/devices/*/"
+MORE_POWER = ("0x74a8", "0x74a9")  # MI308X-HF, MI300X-HF
+WHOLE = "SPX"
 
 
-def configuration(folder, model, module):
+def said_by_gpus(name):
+    """What they say in their files of this name, each once."""
+    found = set()
+    for path in glob.glob(PCI + name):
+        try:
+            with open(path) as file:
+                found.add(file.read().strip())
+        except OSError:
+            continue
+    return found
+
+
+def divided():
+    """How the memory and the GPUs are divided, as in "NPS4/CPX"; "" where they are whole, or nothing tells."""
+    compute, memory = said_by_gpus("current_compute_partition") - {"", WHOLE}, said_by_gpus("current_memory_partition")
+    return "/".join("+".join(sorted(found)) for found in (memory, compute)) if compute else ""
+
+
+def configuration(folder, model, module, mode=""):
     """The file; None where the model has no targets.
 
     Raises:
         OSError: there should be one, and isn't.
     """
-    own = [os.path.join(folder, model, name + ".conf") for name in WITH_TARGETS.get(module, (module,)) if model]
+    folders = [model + "-HF", model] if said_by_gpus("device") & {*MORE_POWER} else [model]
+    inner = mode if module in WITH_TARGETS else ""
+    names = [name + ".conf" for name in WITH_TARGETS.get(module, (module,)) if model]
+    own = [os.path.join(folder, each, inner, name) for each in folders for name in names]
     for_all = [] if module in WITH_TARGETS else [os.path.join(folder, module + ".conf")]
     found = next((path for path in own + for_all if os.path.exists(path)), None)
     if found is None and module not in WITH_TARGETS:
@@ -87,13 +113,14 @@ def run(rvs, path, limit):
 def main(model, module, gpus, most):
     rvs = os.path.realpath(shutil.which("rvs") or "rvs")
     folder = os.path.join(os.path.dirname(os.path.dirname(rvs)), "share/rocm-validation-suite/conf")
+    mode = divided()
     try:
-        path = configuration(folder, model, module)
+        path = configuration(folder, model, module, mode)
     except OSError as error:
         print(f"[ERROR ] {error}")
         return UNTOLD
     if path is None:
-        print("# rocstack: no targets for " + (model or "a GPU without a model's name"))
+        print("# rocstack: no targets for " + (model or "a GPU without a model's name") + (mode and " in " + mode))
         return 0
     with open(path, errors="replace") as file:
         asked = actions(file.read())

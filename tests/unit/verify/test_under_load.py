@@ -416,6 +416,42 @@ def test_rvs_has_its_configurations_where_it_is_itself(root: str, tmp_path: Path
     assert none.stdout == f"[ERROR ] no configuration pbqt_single.conf for MI300X in {conf}\n"
 
 
+@pytest.mark.parametrize(
+    ("device", "memory", "compute", "module", "wanted"),
+    [
+        ("0x74a1", "NPS1", "SPX", "gst_single", "MI300X/gst_single"),
+        ("0x74a1", None, None, "gst_single", "MI300X/gst_single"),  # an older driver, or a guest
+        ("0x74a1", "NPS2", "DPX", "gst_single", "MI300X/NPS2/DPX/gst_single"),
+        ("0x74a1", "NPS1", "CPX", "gst_single", None),
+        ("0x74a1", "NPS2", "DPX", "iet_single", None),
+        ("0x74a1", "NPS2", "DPX", "pebb_single", "MI300X/pebb_single"),
+        ("0x74a9", "NPS1", "SPX", "iet_single", "MI300X-HF/iet_stress"),
+        ("0x74a9", "NPS1", "SPX", "pebb_single", "MI300X/pebb_single"),
+    ],
+)
+def test_rvs_targets_are_those_of_the_board_and_of_how_its_gpus_are_divided(
+    device: str, memory: str | None, compute: str | None, module: str, wanted: str | None, tmp_path: Path
+) -> None:
+    """Of whole GPUs no part reaches them; a board of more power has more to reach."""
+    gpu = tmp_path / "devices/0000:05:00.0"
+    gpu.mkdir(parents=True)
+    modes = {"current_memory_partition": memory, "current_compute_partition": compute}
+    for name, text in {"device": device, **modes}.items():
+        if text:
+            (gpu / name).write_text(f"{text}\n")
+    for name in (
+        *("MI300X/gst_single", "MI300X/iet_single", "MI300X/pebb_single", "MI300X/NPS2/DPX/gst_single"),
+        *("MI300X-HF/gst_single", "MI300X-HF/iet_stress", "pebb_single"),
+    ):
+        path = tmp_path / f"conf/{name}.conf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    program = rvs_program()
+    program["divided"].__globals__["PCI"] = f"{tmp_path}/devices/*/"
+    found = program["configuration"](str(tmp_path / "conf"), "MI300X", module, program["divided"]())
+    assert found == (wanted and f"{tmp_path}/conf/{wanted}.conf")
+
+
 def rvs_program() -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "rvs"}
     exec((suite.checks() / "programs/rvs.py").read_text(), found)

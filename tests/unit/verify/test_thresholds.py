@@ -46,8 +46,13 @@ FAST, SLOW, PLAIN, FEW = ("8 × broadcom 400G",), ("8 × mellanox 200G",), ("1 �
         ("all-reduce-busbw", X, FAST, 17, None),
         ("all-gather-busbw", X, FAST, 2, 330),
         ("all-gather-busbw", X, SLOW, 2, None),
+        ("alltoall-busbw", X, FAST, 2, 45),
+        ("alltoall-busbw", X, FAST, 3, None),  # the source's numbers are of two nodes, where NICs carry 94 GB/s of it
         ("memory", X, FAST, 1, 1.5),
-        ("memory", ("4 × AMD Instinct MI300A gfx942",), FAST, 1, None),
+        ("memory", ("4 × AMD Instinct MI300A gfx942",), FAST, 1, 0.512),
+        ("memory", ("8 × AMD Instinct MI308X gfx942",), FAST, 1, 2.0),
+        ("memory", ("8 × AMD Instinct MI325X gfx942",), FAST, 1, 2.5),
+        ("memory", E, FAST, 1, 3.0),
         ("memory", ("1 × AMD Instinct MI300X VF gfx942",), (), 1, None),  # a guest with one GPU has its share
         ("gemm-bf16", X, FAST, 1, 552),
         ("gemm-bf16", ("8 × AMD Instinct MI325X gfx942",), FAST, 1, 554),

@@ -24,7 +24,8 @@ _FIELDS = {
 }
 # Of any rank's process, though others come to their end.
 _FAILURE = re.compile(r"(?:^|: )Test (?:[A-Z]{3,4} failure |timeout \()|^\.\. \S+ pid \d+: Test failure ")
-_RANK = re.compile(r"^# +Rank +(\d+)\b")
+_RANK = re.compile(r"^# +Rank +(\d+)\b(?:[ \w]{0,20} Pid +(\d+) )?")
+_LISTED = 1900  # characters about a process's ranks: of 2,047, with blanks and line ends, the tool cuts off the rest
 _ROW = re.compile(r"^\d+\s+\d+\s+[a-z]")
 _COLUMNS = (11, 12, 13)  # older ones have no root, those of 2021 and of collectives that don't reduce no redop
 _TIMED = re.compile(r"(?:\d[\d.e+]* +[\d.]+ +[\d.]+ +(?:\d[\d.e+]*|N/A) *){1,2}")  # what a row goes on with
@@ -67,6 +68,8 @@ class CollectiveRow:
 
 @dataclass(frozen=True)
 class Collective:
+    """`ranks`: 0 where they aren't all told."""
+
     tests: str  # version
     library: str  # version
     ranks: int
@@ -98,6 +101,7 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
     fields: dict[str, str] = {}
     ranks: set[str] = set()
     out_of_bounds = end = failed = 0
+    listed = Counter[str]()
     started: list[tuple[int, list[str]]] = []
     for number, raw in enumerate(lines(text), 1):
         line = _PREFIXES.sub("", raw).strip()
@@ -110,6 +114,7 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
             failed = failed or number
         if match := _RANK.match(line):
             ranks.add(match[1])
+            listed[match[2] or ""] += len(line) if match[2] else 0
         own = without_rccl(line).strip()
         if _ROW.match(own):
             part = _INTERRUPTED.match(own)
@@ -130,7 +135,8 @@ def parse(text: str, tool: str = "all_reduce_perf") -> Collective:
         raise bad(tool, text, "a rank failed", failed)
     if started[-1][0] > end:
         raise bad(tool, text, "a table after its average was cut off", started[-1][0])
-    return Collective(fields.get("tests", ""), fields.get("library", ""), len(ranks), tuple(rows), out_of_bounds)
+    took_part = 0 if max(listed.values(), default=0) > _LISTED else len(ranks)
+    return Collective(fields.get("tests", ""), fields.get("library", ""), took_part, tuple(rows), out_of_bounds)
 
 
 def without_rccl(line: str) -> str:

@@ -20,7 +20,7 @@ LOST = (
 )
 PAUSED = (r"[rt]x_prio[0-7]_pause", r"[rt]x_pfc_ena_frames_pri[0-7]", r"frames_[rt]x_pripause(?:_?[0-7])?")
 MARKED = (
-    r"np_ecn_marked_roce_packets|np_cnp_sent|rp_cnp_handled|[rt]x_cnp_pkts|rx_ecn_marked_pkts",
+    r"np_ecn_marked_roce_packets|np_cnp_(?:sent|pkts)|rp_cnp_handled|[rt]x_cnp_pkts|rx_ecn_marked_pkts",
     r"[rt]x_rdma_cnp_pkts|rx_rdma_ecn_pkts",
 )
 BROKEN = (r"req_transport_retries_exceeded|max_retry_exceeded|req_tx_retry_excd_err|link_downed|rx_icrc_encapsulated",)

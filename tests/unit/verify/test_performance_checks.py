@@ -259,6 +259,9 @@ def test_packets_lost_where_pfc_acted_are_told_and_not_judged() -> None:
     [
         # without ethtool nobody counts pauses, and those that were may explain the losses
         (CARDS, {"oos_drop_count": 5, "np_cnp_sent": 0}, {"oos_drop_count": 25, "np_cnp_sent": 0}, "measured", ""),
+        # as bnxt_re calls it since August 2025
+        (CARDS, {"rx_pfc_ena_frames_pri3": 0, "out_of_sequence": 5, "np_cnp_pkts": 1},
+         {"rx_pfc_ena_frames_pri3": 0, "out_of_sequence": 25, "np_cnp_pkts": 9}, "measured", ""),
         # of ionic's port: multicast that nobody takes
         (CARDS, {"frames_rx_pripause_3": 0, "req_rx_pkt_seq_err": 0, "hw_rx_dropped": 5},
          {"frames_rx_pripause_3": 0, "req_rx_pkt_seq_err": 0, "hw_rx_dropped": 9}, "passed", ""),

@@ -144,6 +144,10 @@ def judge_rvs(record: Recorder, node: str, module: str, run: Mapping[str, Any] |
     if report.none:
         record.skipped(node, f"{module}: RVS has no targets for {report.none}, so it isn't judged")
         return
+    unread = f"no power could be read in {', '.join(report.without_power)}" if report.without_power else ""
+    if unread and not (report.results or report.bad or run["code"]):
+        record.skipped(node, f"{module}: {unread}, so it isn't judged")
+        return
     if report.bad or run["code"]:
         why = report.bad[0] if report.bad else f"rvs ended with {run['code']}"
         record.failed(node, f"{module}: {why}", len(report.bad), "results", evidence="\n".join(report.bad))
@@ -154,6 +158,7 @@ def judge_rvs(record: Recorder, node: str, module: str, run: Mapping[str, Any] |
         record.failed(node, f"{module}: {report.gpus} of {gpus} GPUs have results", report.gpus, "GPUs")
     else:
         without = f"; not judged, without a target: {', '.join(report.without_target)}" if report.without_target else ""
+        without += f"; of some GPUs {unread}" if unread else ""
         record.passed(node, report.results, "results", wanted="all as they should be", evidence=module + without)
     for way, (speed, line) in report.slowest.items():
         about = f"{module}, the slowest: {line}"

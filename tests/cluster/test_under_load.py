@@ -22,7 +22,8 @@ TOLD = {"lost": "packets lost by", "paused": "PFC's pauses of"}  # kind -> what 
     title="When all GPUs send to all, and all to one, PFC or ECN keeps ports from losing packets",
     cannot=(
         "how many lost packets are too many where PFC or ECN acts, or where the host has no `ethtool` to read "
-        "PFC's counters: they are told; nor what switches count"
+        "PFC's counters: they are told; nor what switches count; whether packets were lost or only overtook each "
+        "other, where switches spread them over several ways (adaptive routing) and a card counts both alike"
     ),
     level=3,
     needs=("jobs", "gpu", "rdma", "real", "nodes:2", "tool:alltoall_perf", "tool:gather_perf"),

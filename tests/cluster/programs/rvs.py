@@ -22,6 +22,7 @@ LEAST = 1200  # seconds, also where a configuration has no times, as that of mem
 KEPT = re.compile(
     r"\[RESULT.*(met: |pass: |mem +T|=+ ?Test \d|peers: ?|GBps|not measured|check error)|ERROR|FAIL |cannot|denied"
 )
+POWER = re.compile(r"(\[[^\]]+\] \[GPU::[^\]]*\]) Power\(W\) (?:(0(?:\.0+)?|\d{5}\S*|-?[ni]\w+)$|\d)")
 LINES = 40  # of the end, where there is no result
 UNTOLD = 3  # exit code without a configuration
 PCI = "/sys/bus/pci/devices/*/"
@@ -88,7 +89,7 @@ def seconds(asked, gpus):
 
 def run(rvs, path, limit):
     """Its exit code; what matters of its words is printed, or their end, where it has no result."""
-    kept, last = [], collections.deque(maxlen=LINES)
+    kept, last, powers = [], collections.deque(maxlen=LINES), set()
     process = subprocess.Popen(
         [rvs, "-c", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace",
@@ -98,8 +99,10 @@ def run(rvs, path, limit):
     timer.start()
     for line in process.stdout:
         last.append(line.rstrip("\n"))
-        if KEPT.search(line):
+        power = POWER.search(last[-1])  # of thousands, one that was read and one that wasn't
+        if KEPT.search(line) or (power and power.groups() not in powers):
             kept.append(last[-1])
+            powers |= {power.groups()} if power else set()
     code = process.wait()
     timer.cancel()
     if not any("RESULT" in line for line in kept):

@@ -224,6 +224,17 @@ def test_gpus_without_direct_links_are_no_fault_of_models_that_have_none() -> No
         assert {each.why for each in measures} == ({wanted} if wanted else set()), device
 
 
+@pytest.mark.parametrize("case", ["iet-no-power-in-a-guest", "iet-power-not-known"])
+def test_power_that_rvs_reads_nowhere_is_not_judged(case: str) -> None:
+    """RVS calls it too little, or, where AMD SMI says its largest number, enough."""
+    evidence = real()
+    evidence["rvs"]["n1"]["iet_single"] = said("rvs", case)
+    found = judged(evidence)["rvs"]
+    (measure,) = [each for each in found.measures if "iet_single" in f"{each.why}{each.evidence}" and each.node == "n1"]
+    assert measure.state == "skipped"
+    assert "no power could be read" in measure.why
+
+
 def test_speeds_of_rvs_configurations_for_all_models_are_no_links_own() -> None:
     """They copy to and fro, and in blocks of some KB."""
     evidence = real()

@@ -25,6 +25,9 @@ _GBPS = re.compile(r"\b(?<!\.)([1-9]\d*(?:\.\d*)?|0\.0*[1-9]\d*) GBps")  # any a
 _BOTH = re.compile(r"bidirectional: ?true|h2d::true d2h::true")
 _NO_LINK = re.compile(r"^p2p .*distance: ?-1\b")  # though the driver lets one GPU read the other's memory
 _PCIE_HOP = re.compile(r"^p2p .*distance: ?\d+ (?:.* )?PCIe:")
+# What AMD SMI doesn't know is none, or its largest number, which meets any target.
+_POWER = re.compile(r"\bPower\(W\) (-?\d+(?:\.\d+)?|-?nan|-?inf)\b")
+_MOST_WATTS = 10_000
 # Meets a target of zero; or is what C++ makes of an infinite number, which meets any.
 _NO_WORK = re.compile(r"\bGFLOPS (?:0(?:\.0+)?|\d{10,}(?:\.\d+)?|-?nan|-?inf) Target GFLOPS:")
 _NO_TARGET = re.compile(r"Target GFLOPS: 0(?:\.0+)? met: ?TRUE", re.IGNORECASE)
@@ -52,7 +55,9 @@ class RvsReport:
     is missing is among them. `gpus` that gave results; `slowest` transfer by way ("pcie", "p2p"): GB/s in one
     direction, and the line. `without_target`: actions that any GPU meets. `none`: the model without targets. `own`: the
     configuration is the model's own; RVS' for all models copy in blocks and ways that say nothing of a link's speed.
-    `over_pcie`: lines of two GPUs that reach each other over PCIe, which is a fault where each has a link to each."""
+    `over_pcie`: lines of two GPUs that reach each other over PCIe, which is a fault where each has a link to each.
+    `without_power`: actions that are to reach a power which wasn't read on some GPUs, or on any, as on second dies and
+    in guests."""
 
     results: int
     bad: tuple[str, ...]
@@ -62,6 +67,7 @@ class RvsReport:
     none: str = ""
     own: bool = False
     over_pcie: tuple[str, ...] = ()
+    without_power: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,6 +84,9 @@ class _Action:
     moved: set[int] = field(default_factory=set)
     target: bool = True
     asked: bool = False  # its configuration names it
+    power: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))  # GPU -> its readings
+    reached: list[tuple[str, bool, str]] = field(default_factory=list)  # GPU, whether it reached its power, the line
+    unread: int = 0  # results that stand for no reading
 
 
 def parse(text: str, tool: str = "rvs") -> RvsReport:
@@ -112,7 +121,9 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
             if (moved := _MOVED.search(said)) and moved["way"] != _TOGETHER and (speed := _GBPS.search(said)):
                 value = float(speed[1]) / (2 if _BOTH.search(said) else 1)
                 slowest[moved["way"]] = min(slowest.get(moved["way"], (value, line)), (value, line))
-    if not any(action.results for action in actions.values()) and (not errors or finds_no_gpu(text)):
+    for action in actions.values():
+        _settle(action)
+    if not any(action.results or action.unread for action in actions.values()) and (not errors or finds_no_gpu(text)):
         raise bad(tool, text, "no result")
     for name, action in actions.items():
         if not errors and len(action.moved) < action.transfers:
@@ -125,6 +136,7 @@ def parse(text: str, tool: str = "rvs") -> RvsReport:
         without_target=tuple(name for name, action in actions.items() if not action.target),
         own=own,
         over_pcie=tuple(over_pcie),
+        without_power=tuple(name for name, action in actions.items() if action.unread),
     )
 
 
@@ -136,16 +148,35 @@ def _read(action: _Action, said: str, line: str) -> None:
         action.passed[test[1]] += 1
     if _NO_TARGET.search(said):
         action.target = False
+    gpus, power = _GPU.findall(said), _POWER.search(said)
+    if power and gpus:
+        action.power[gpus[0]].add(float(power[1]))
     moved = _MOVED.search(said)
     if moved:
         action.transfers = int(moved["of"])
         action.moved.add(int(moved["index"]))
     good = bool(_GBPS.search(said)) if moved else _good(said)
-    if good is not None:
+    if good is None:
+        return
+    action.gpus.update(gpus)
+    if gpus and gpus[0] in action.power:
+        action.reached.append((gpus[0], good, line))
+    else:
         action.results += 1
-        action.gpus.update(_GPU.findall(said))
-        if not good:
-            action.bad.append(line)
+        action.bad += [] if good else [line]
+
+
+def _settle(action: _Action) -> None:
+    """Power that was read on no GPU is none's fault; RVS itself calls good a second die, which has none."""
+    none = {
+        gpu for gpu, watts in action.power.items() if max(watts) == 0 or not all(0 <= w < _MOST_WATTS for w in watts)
+    }
+    for gpu, good, line in action.reached:
+        if gpu in none and (good or len(none) == len(action.power)):
+            action.unread += 1
+        else:
+            action.results += 1
+            action.bad += [] if good else [line]
 
 
 def _gpus(actions: Mapping[str, _Action]) -> int:
@@ -162,7 +193,7 @@ def _missing(actions: Mapping[str, _Action]) -> list[str]:
         for test in sorted({*+action.listed, *action.begun, *action.passed}, key=int):
             if action.passed[test] < gpus:
                 missing.append(f"[{name}] mem Test {test}: {action.passed[test]} of {gpus} GPUs say PASS")
-        if action.asked and not action.results:
+        if action.asked and not (action.results or action.unread):
             missing.append(f"[{name}] has no result")
         elif action.gpus and len(action.gpus) < gpus:
             missing.append(f"[{name}] {len(action.gpus)} of {gpus} GPUs have a result")

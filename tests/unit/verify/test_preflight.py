@@ -192,6 +192,8 @@ RCCL = "#  Out of bounds values : 0 OK\n# Avg bus bandwidth    : 300\n"
     ("answer", "hca", "why"),
     [
         ((0, RCCL, ""), "=bnxt_re0", ""),
+        ((0, "".join(f"#  Rank {i:2} Pid 7 on n{i // 8 + 1}\n" for i in range(16)) + RCCL, ""), "=bnxt_re0", ""),
+        ((0, 16 * f"#  Rank  0 Group  0 Pid 7 on n1\n{RCCL}", ""), "=bnxt_re0", "each rank added up by itself"),
         ((0, RCCL.replace("0 OK", "3 FAILED"), ""), "", "# Avg bus bandwidth : 300"),
         ((1, "", "n1: Test NCCL failure common.cu:1279 'unhandled system error'"), "", "n1: Test NCCL failure"),
         ((0, "", ""), "", "ended with 0"),

@@ -8,8 +8,10 @@ from typing import Any
 
 from experiments import congestion, rdma
 
+from rocstack.base.errors import CheckFailed
 from rocstack.base.text import listed
 from rocstack.verify.evidence import ClusterEvidence
+from rocstack.verify.parsers import rccl
 from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
@@ -40,20 +42,32 @@ TOLD = {"lost": "packets lost by", "paused": "PFC's pauses of"}  # kind -> what 
 def test_congestion(record: Recorder, evidence: Any, cluster: Any, cluster_evidence: ClusterEvidence) -> None:
     """Packets that are lost though PFC or ECN acted are told, and not judged: no source says how many are usual."""
     ran = evidence.take("congestion", lambda: congestion.run(cluster, [node.name for node in record.nodes]))
-    ended = [f"{tool} ended with {run['code']}" for tool, run in ran["loads"].items() if run["code"]]
+    ended = [why for tool, run in ran["loads"].items() if (why := _idle(tool, run, ran.get("ranks", 0)))]
     for node in record.nodes:
         before, after = (ran[when].get(node.name) for when in ("before", "after"))
         cards = rdma.used(cluster_evidence, node)
         if node.name not in ran["nodes"]:
             record.skipped(node.name, "Slurm gave the node to other jobs")
         elif ended:
-            text = "\n".join(run["out"] for run in ran["loads"].values() if run["code"])
+            text = "\n".join(run["out"] for run in ran["loads"].values())
             record.failed(node.name, "; ".join(ended), evidence=text)
         elif unread := [card for card in cards if not (_read(before, card) and _read(after, card))]:
             record.failed(node.name, f"counters of {listed(unread)} could not be read")
         else:
             grown = congestion.grown(before, {card: after[card] for card in cards})
             judge(record, node.name, grown)
+
+
+def _idle(tool: str, run: Mapping[str, Any], ranks: int) -> str:
+    """Why not all of them sent to each other."""
+    if run["code"]:
+        return f"{tool} ended with {run['code']}"
+    try:
+        output = rccl.parse(run["out"], tool)
+    except CheckFailed as error:
+        return error.what
+    few = ranks and output.ranks and output.ranks != ranks
+    return f"{tool}: {output.ranks} ranks took part, not {ranks}: is it built with MPI?" if few else ""
 
 
 def _read(counters: Any, card: str) -> bool:

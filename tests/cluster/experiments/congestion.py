@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.performance import shares, whole
+from experiments.performance import shares, short, whole
 
 PROGRAM = Path(__file__).parents[1] / "programs/counters.py"
 LOADS = {"alltoall_perf": "all to all", "gather_perf": "all to one"}
@@ -35,8 +35,9 @@ def run(cluster: Any, nodes: list[str]) -> dict[str, Any]:
         words = [tool, "-b", "64M", "-e", "64M", "-n", "200", "-w", "5", "-c", "0", "-g", "1"]
         options = ["--mpi=pmix", *shares(cluster, cluster.slurm.gpus)]
         step = cluster.slurm.step(*words, nodes=got, tasks=cluster.slurm.gpus, seconds=300, options=options)
-        loads[tool] = {"code": step.code, "out": f"{step.out}\n{step.err}"[-3000:]}
-    return {"nodes": got, "before": before, "after": _counted(cluster, got), "loads": loads}
+        loads[tool] = {"code": step.code, "out": short(f"{step.out}\n{step.err}")}
+    found = {"nodes": got, "ranks": cluster.slurm.gpus * len(got), "loads": loads}
+    return found | {"before": before, "after": _counted(cluster, got)}
 
 
 def _counted(cluster: Any, nodes: list[str]) -> dict[str, Any]:

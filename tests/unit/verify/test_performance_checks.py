@@ -82,7 +82,8 @@ def real() -> Evidence:
         "rocblas": {node: dict(gemm) for node in NODES},
         "gemm": {node: {"node": node, "gpus": [dict(gpu) for _ in range(8)], "error": ""} for node in NODES},
         "congestion": {
-            "nodes": NODES, "loads": {tool: {"code": 0, "out": ""} for tool in ("alltoall_perf", "gather_perf")},
+            "nodes": NODES, "ranks": 16,
+            "loads": {tool: said("rccl", "alltoall-two-nodes") for tool in ("alltoall_perf", "gather_perf")},
             "before": {node: {card: dict(COUNTED) for card in CARDS} for node in NODES},
             "after": {node: {card: COUNTED | {"rx_pfc_ena_frames_pri3": 90} for card in CARDS} for node in NODES},
         },
@@ -263,6 +264,19 @@ def test_packets_lost_where_pfc_acted_are_told_and_not_judged() -> None:
     evidence["congestion"]["after"]["n2"]["bnxt_re0"]["oos_drop_count"] = 25
     found = {m.node: (m.state, m.value) for m in judged(evidence)["congestion"].measures}
     assert found == {"n1": ("passed", 0), "n2": ("measured", 20)}
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [("each-rank-alone", "1 ranks took part, not 16"), ("cut-off", "it ended after"), ("empty", "gather_perf")],
+)
+def test_a_load_that_was_none_proves_nothing(out: str, why: str) -> None:
+    """Nothing is lost where ranks of a tool without MPI each send to themselves."""
+    evidence = real()
+    evidence["congestion"]["loads"]["gather_perf"] = said("rccl", out)
+    found = judged(evidence)["congestion"]
+    assert {measure.state for measure in found.measures} == {"failed"}
+    assert why in whys(found)
 
 
 @pytest.mark.parametrize(

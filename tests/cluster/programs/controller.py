@@ -11,7 +11,7 @@ import urllib.request
 
 CONTROL = ["docker", "exec", "rocstack-control"]
 REST = "http://127.0.0.1:300"
-APIS = ("v0.0.42", "v0.0.41", "v0.0.40", "v0.0.39")  # of Slurm 23.11 to 24.11
+APIS = ("v0.0.42", "v0.0.41", "v0.0.40", "v0.0.39", "v0.0.43", "v0.0.44")  # of Slurm 23.11 to 26.11 and the next
 USER = "rocstack-verify"  # who can do the least: another program may have the port
 NODE = ("name", "state", "reason", "address", "version", "cpus", "real_memory", "gres", "gres_used")
 NODE += ("threads", "slurmd_start_time")

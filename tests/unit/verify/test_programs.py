@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,20 @@ def test_a_tools_words_may_be_of_any_encoding(tmp_path: Path) -> None:
     words = [sys.executable, str(suite.checks() / "programs/tools.py"), json.dumps(asked)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
     assert json.loads(done.stdout.partition("@rocstack ")[2])["said"]["a"] == {"code": 0, "out": "GPU \ufffds 1.0\n"}
+
+
+@pytest.mark.parametrize(
+    ("served", "chosen"),
+    [(("v0.0.39", "v0.0.40"), "v0.0.40"), (("v0.0.43", "v0.0.44", "v0.0.45", "v0.0.46"), "v0.0.43")],
+)
+def test_slurmrestd_is_asked_in_a_version_that_it_serves(served: Sequence[str], chosen: str) -> None:
+    """Of Slurm 23.11, and of 26.11, which has dropped v0.0.42."""
+    source = (suite.checks() / "programs/controller.py").read_text().partition("\nWANTED = ")[0]
+    found: dict[str, Any] = {}
+    exec(source, found)
+    found["said"] = lambda *command: {"out": "SLURM_JWT=a.b.c"}
+    found["ask"] = lambda path, token: (200 if token else 401) if path.split("/")[2] in served else 404
+    assert found["rest"]() == {"api": chosen, "with": 200, "without": 401}
 
 
 NFT = """table inet filter {

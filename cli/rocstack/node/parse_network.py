@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 from . import parse_cards
 from .nic_settings import NicSettings
@@ -96,6 +97,9 @@ def verbs(rec: Recording, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev
         card = rec.real(folder + "/device")
         address = parse_cards.pci_address(card) or parse_cards.pci_address(rec.real(folder))
         ports = tuple(_port(rec, folder, port) for port in rec.names(folder + "/ports") if is_index(port))
+        own = _netdevs(rec, folder, address, ports, netdevs)
+        if len(ports) == 1:
+            ports = (_as_fast(ports[0], [netdev.speed or 0 for netdev in netdevs if netdev.name in own]),)
         row = Verbs(
             name=name,
             uverbs=uverbs,
@@ -105,11 +109,18 @@ def verbs(rec: Recording, kinds: Sequence[NicSettings], netdevs: Sequence[Netdev
             firmware=rec.text(folder + "/fw_ver") or None,
             pci=address,
             numa=parse_cards.numa_node(rec, card),
-            netdevs=_netdevs(rec, folder, address, ports, netdevs),
+            netdevs=own,
             ports=ports,
         )
         rows.append(row)
     return tuple(rows)
+
+
+def _as_fast(port: Port, speeds: Sequence[int]) -> Port:
+    """As its network device: for RDMA drivers that leave it to the kernel, that of before 6.7 knows no Ethernet faster
+    than 100 or 200 Gb/s (ib_get_eth_speed)."""
+    faster = max([port.rate or 0, *speeds])
+    return replace(port, rate=faster) if port.link_layer == "Ethernet" and port.rate and faster > port.rate else port
 
 
 def _device_node(rec: Recording, uverbs: str) -> bool | None:

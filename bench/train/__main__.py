@@ -33,7 +33,7 @@ PARTS = {
     "shard": ["compare.py", "--sides", "fsdp2,fsdp2#2,sharded", "--steps", "60"],
     "link": ["compare.py", *LINK, "--sides", CODECS],
     "codecs": ["compare.py", "--model", "dense", "--steps", "120", "--seeds", "3", "--sides", LOSSY],
-    "diloco": ["diloco.py", "--rate", "100mbit"],
+    "diloco": ["diloco.py", "--rate", "100mbit", "--steps", "3000"],
     "all-reduce": ["sums.py", "all-reduce", "--ranks", "2", "--json"],
     "ranks": ["ranks.py", "--json"],
     "starts": ["starts.py", "--json"],

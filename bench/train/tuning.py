@@ -186,11 +186,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             alone("prepare", Path(folder), *words)
             found = {side: alone(side, Path(folder), *words) for side in ("ours", "trl")}
+        first = min(UNMEASURED, args.steps // 2)
         one, other = found["ours"]["losses"], found["trl"]["losses"]
         apart = max(abs(a - b) / b for a, b in zip(one, other, strict=True))
         result["seeds"][seed] = found | {"apart": apart, "mean": [fmean(one[-5:]), fmean(other[-5:])]}
         ends = f"{one[0]:.4f} / {other[0]:.4f} | {one[-1]:.4f} / {other[-1]:.4f} | {apart:.2%}"
-        took = " / ".join(f"{median(found[side]['seconds'][UNMEASURED:]):.3f}" for side in found)
+        took = " / ".join(f"{median(found[side]['seconds'][first:]):.3f}" for side in found)
         peaks = " / ".join(f"{found[side]['peak_mb']:.0f}" for side in found)
         print(f"| {seed} | {ends} | {took} | {peaks} |", flush=True)
     if args.out:

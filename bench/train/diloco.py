@@ -1,6 +1,6 @@
 """DiLoCo beside DDP at equal tokens: groups of one rank, bytes at the interfaces, loss.
 
-    python diloco.py [--rate 100mbit] [--model mini] [--steps 1000] [--sides 2:int8+zstd:500,...] [--out FILE]
+    python diloco.py [--rate 100mbit] [--model mini] [--steps 1000] [--min-lr 1] [--sides 2:int8+zstd:500,...]
 
 A side is GROUPS:CODEC:INNER_STEPS. Its groups are `rocstack-train` in network namespaces of their own; the store in
 which they meet is in another, and what they say to it, heartbeats too, goes over the same links and is counted. One
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -37,6 +38,7 @@ def ddp(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    from rocstack_trainer import optimizer
     from rocstack_trainer.rank import from_env
     from rocstack_trainer.ranks import launch
 
@@ -46,9 +48,13 @@ def ddp(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     torch.use_deterministic_algorithms(True)
     with launch.process_group(rank, 600):
         side = sides.make("ddp", args.model, folder / "text.bin", rank, args.seed)
+        rates = replace(side.config.train, steps=args.steps, min_lr=args.min_lr)
+        losses = []
         dist.barrier()
         ready, started = sum(link.wire()), time.monotonic()
-        losses = [side.step(step) for step in range(args.steps)]
+        for step in range(args.steps):
+            optimizer.set_rate(side.optimizer, rates, step)
+            losses.append(side.step(step))
         dist.barrier()
         seconds, bytes_used = time.monotonic() - started, sum(link.wire()) - ready
         every = torch.stack(losses)
@@ -73,6 +79,7 @@ def group(args: argparse.Namespace, folder: Path, groups: int, codec: str, inner
     settings = {
         "train.steps": args.steps,
         "train.seed": args.seed,
+        "train.min_lr": args.min_lr,
         "diloco.inner_steps": inner,
         "diloco.compress": codec,
         "output.metrics": metrics,
@@ -129,6 +136,7 @@ def main() -> None:
     parser.add_argument("--model", default="mini", choices=workload.SHAPES)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--sides", default=SIDES)
+    parser.add_argument("--min-lr", type=float, default=1.0, help="part of the learning rate at the end (cosine)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -82,6 +82,8 @@ def group(args: argparse.Namespace, folder: Path, groups: int, codec: str, inner
         "train.min_lr": args.min_lr,
         "diloco.inner_steps": inner,
         "diloco.compress": codec,
+        "diloco.outer_lr": args.outer_lr,
+        "diloco.outer_momentum": args.outer_momentum,
         "output.metrics": metrics,
         "output.every": inner,
         "checkpoint.export": export,
@@ -137,6 +139,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--sides", default=SIDES)
     parser.add_argument("--min-lr", type=float, default=1.0, help="part of the learning rate at the end (cosine)")
+    parser.add_argument("--outer-lr", type=float, default=0.7)
+    parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

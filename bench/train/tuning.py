@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -77,8 +78,6 @@ def ours(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[fl
 
 def trl(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     """As TRL's documentation has it; the conversations are put into our order first."""
-    import time
-
     import numpy as np
     import torch
     from datasets import Dataset
@@ -175,11 +174,11 @@ def main() -> None:
     if args.side:
         side = {"ours": ours, "trl": trl}[args.side]
         found = side(args.folder, args, int(args.seeds))
-        print(json.dumps(found | {"peak_mb": peak_mb(args.device)}))
+        print(json.dumps(found | {"peak_mb": peak_mb(args.device), "cpu_s": time.process_time()}))
         return
     result: dict[str, Any] = {"command": " ".join(sys.argv), "model": args.model, "seeds": {}}
-    print("| seed | first loss, ours / TRL | last loss | largest difference | s of a step, median | peak MB |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| seed | first loss, ours / TRL | last loss | largest difference | s of a step, median | CPU s | peak MB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed in args.seeds.split(","):
         words = ("--model", args.model, "--steps", str(args.steps), "--seeds", seed, "--device", args.device)
         words += ("--batch", str(args.batch), "--seq-len", str(args.seq_len))
@@ -193,7 +192,8 @@ def main() -> None:
         ends = f"{one[0]:.4f} / {other[0]:.4f} | {one[-1]:.4f} / {other[-1]:.4f} | {apart:.2%}"
         took = " / ".join(f"{median(found[side]['seconds'][first:]):.3f}" for side in found)
         peaks = " / ".join(f"{found[side]['peak_mb']:.0f}" for side in found)
-        print(f"| {seed} | {ends} | {took} | {peaks} |", flush=True)
+        used = " / ".join(f"{found[side]['cpu_s']:.0f}" for side in found)  # of the whole process, start-up too
+        print(f"| {seed} | {ends} | {took} | {used} | {peaks} |", flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,8 +31,6 @@ Row = tuple[str, str, list[int], list[int], list[int], str, int, int]
 INDEX, FOR_DCP = "tensors.json", ".metadata"
 PLAIN = re.compile(r"\w[\w.-]*")  # the name of a file in the folder
 Shape = tuple[torch.dtype, tuple[int, ...]]
-
-warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # DCP in PyTorch 2.6 causes it
 
 
 class _Counted:

@@ -24,15 +24,16 @@ import link
 
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "accelerate==1.15.0"
-LINK = ["--rate", "100mbit", "--model", "dense", "--steps", "24"]
-CODECS = "ddp,ddp#2,flat,flat:bf16,flat:int8,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd,alone"
+LINK = ["--rate", "100mbit", "--model", "dense", "--steps", "14", "--seeds", "3"]  # under ten minutes
+CODECS = "ddp,ddp#2,flat:bf16,flat:int8,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd"
+CODECS += ",ddp:16bit,ddp:powersgd:16,ddp:powersgd:4,alone"
 LOSSY = "ddp,ddp:16bit,ddp:powersgd:16,ddp:powersgd:4,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd"
 PARTS = {
     "step": ["compare.py", "--sides", "ddp,ddp#2,flat,loop,trainer", "--steps", "60"],
     "shard": ["compare.py", "--sides", "fsdp2,fsdp2#2,sharded", "--steps", "60"],
     "link": ["compare.py", *LINK, "--sides", CODECS],
     "codecs": ["compare.py", "--model", "dense", "--steps", "120", "--seeds", "3", "--sides", LOSSY],
-    "diloco": ["diloco.py", "--rate", "100mbit"],
+    "diloco": ["diloco.py", "--rate", "100mbit", "--steps", "3000"],
     "all-reduce": ["sums.py", "all-reduce", "--ranks", "2", "--json"],
     "ranks": ["ranks.py", "--json"],
     "starts": ["starts.py", "--json"],
@@ -104,8 +105,8 @@ def judge(result: dict[str, Any]) -> dict[str, Any]:
         judged |= {"CPU per step over FSDP2's": ours, "the same of FSDP2 over itself": again}
         judged["it is at most 1.02"] = ours <= 1.02
     if sides := result.get("link", {}).get("sides"):
-        speed = max(sides[name]["speed_x"] for name in sides if "zstd" in name)
-        judged |= {"tokens/s over DDP's at 100 Mb/s": speed, "it is at least 8": speed >= 8}
+        speed = max(min(sides[name]["speeds_x"]) for name in sides if "zstd" in name)
+        judged |= {"tokens/s over DDP's at 100 Mb/s, of the worst seed": speed, "it is at least 8": speed >= 8}
         judged["share of computing in DDP's step there"] = sides["alone"]["ms"] / sides["ddp"]["ms"]
     if ratio := result.get("diloco", {}).get("bytes_ratio"):
         judged |= {"DDP's bytes per token over DiLoCo's": ratio, "it is at least 1500": ratio >= 1500}

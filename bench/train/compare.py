@@ -38,6 +38,7 @@ COLUMNS = (
     "loss",
     "equal",
     "last 10",
+    "speed x of each seed",
 )
 FORMATS = (
     ("cpu_ms", ".1f"),
@@ -153,7 +154,8 @@ def table(found: dict[str, Any]) -> str:
         fewer = f"{most / row['sent_bytes']:.2f}" if row["sent_bytes"] > 1e4 else "-"
         loss = f"{row['loss']:.4f} {row['loss_hex']}"
         last = ", ".join(f"{mean:.3f}" for mean in row["last_10"])
-        rows.append((name, *numbers, sent, fewer, loss, f"{row['equal_steps']} of {row['steps']}", last))
+        speeds = ", ".join(f"{speed:.2f}" for speed in row["speeds_x"])
+        rows.append((name, *numbers, sent, fewer, loss, f"{row['equal_steps']} of {row['steps']}", last, speeds))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -163,7 +165,7 @@ def main() -> None:
     parser.add_argument("--rate", default="", help="of the link, as tc writes it; empty: not shaped")
     parser.add_argument("--model", default="s")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=1, help="runs, for the loss alone: times are of the first")
+    parser.add_argument("--seeds", type=int, default=1, help="runs; all columns but the last two are of the first")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -186,9 +188,10 @@ def main() -> None:
             for seed in range(1, args.seeds + 1):
                 args.seed = seed
                 runs.append([compare(args, text)] if on_gpu else link.ranks(2, args.rate, compare, args, text))
-    found = summary(args, runs[0], workload.tokens(args.model, len(runs[0])))
+    found, *more = [summary(args, meters, workload.tokens(args.model, len(meters))) for meters in runs]
     for name, row in found.items():
         row["last_10"] = [fmean(meters[0].losses[name][-10:]) for meters in runs]
+        row["speeds_x"] = [each[name]["speed_x"] for each in (found, *more)]
     print(table(found), file=sys.stderr)
     about = {
         "command": " ".join(sys.argv),

@@ -1,7 +1,7 @@
 """LoRA on conversations by rocstack's trainer and by TRL's SFTTrainer: the same base model, the same adapter to begin
 with, the same conversations in the same order. Losses step by step, time of a step, peak memory of each process.
 
-    python tuning.py [--model s] [--steps 20] [--seeds 1,2,3] [--device cuda] [--out FILE]
+    python tuning.py [--model s] [--steps 20] [--batch 8] [--seq-len N] [--seeds 1,2,3] [--device cuda] [--out FILE]
 
 Needs trl, peft and datasets beside the trainer's own packages. One rank: on a CPU one thread and fp32, on a GPU bf16.
 """
@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,18 +29,18 @@ SHAPES = {
     "m": (768, 2048, 12, 12, 12, 128, 1),
     "1b": (2048, 8192, 16, 32, 8, 1024, 16),
 }
-BATCH, RANK, RATE = 8, 8, 2e-3
+RANK, RATE = 8, 2e-3
 UNMEASURED = 3  # steps at the start
 
 
-def overrides(folder: Path, shape: str, steps: int, seed: int, *more: str) -> list[str]:
-    pairs = {"model.path": folder / "base", "data.path": folder / "chat.jsonl", "data.seq_len": SHAPES[shape][5]}
-    pairs |= {"train.batch": BATCH, "train.steps": steps, "train.lr": RATE, "train.warmup": 0, "train.min_lr": 1}
+def overrides(folder: Path, args: argparse.Namespace, steps: int, seed: int, *more: str) -> list[str]:
+    pairs = {"model.path": folder / "base", "data.path": folder / "chat.jsonl", "data.seq_len": args.seq_len}
+    pairs |= {"train.batch": args.batch, "train.steps": steps, "train.lr": RATE, "train.warmup": 0, "train.min_lr": 1}
     pairs |= {"train.seed": seed, "lora.rank": RANK, "lora.alpha": 2 * RANK}
     return [*(f"--{key}={value}" for key, value in pairs.items()), *more]
 
 
-def prepare(folder: Path, shape: str, seed: int, conversations: int, device: str) -> None:
+def prepare(folder: Path, args: argparse.Namespace, seed: int) -> None:
     """A seeded base model with its tokenizer, conversations, and the adapter that both begin with."""
     import chats
     import torch
@@ -47,37 +48,36 @@ def prepare(folder: Path, shape: str, seed: int, conversations: int, device: str
 
     from rocstack_trainer import cli
 
-    hidden, mlp, layers, heads, kv, length, joined = SHAPES[shape]
+    hidden, mlp, layers, heads, kv, length, joined = SHAPES[args.model]
+    conversations = args.steps * args.batch
     set_seed(seed)
     sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv}
     chats.tokenizer(folder / "base", chats.MARKED)
     config = LlamaConfig(vocab_size=260, max_position_embeddings=length + 1, **sizes)
-    with torch.device(device):
+    with torch.device(args.device):
         LlamaForCausalLM(config).save_pretrained(folder / "base")
     talks = [each["messages"] for each in chats.conversations(conversations * joined, seed)]
     groups = [talks[i : i + joined] for i in range(0, len(talks), joined)]
     rows = [{"messages": list(itertools.chain.from_iterable(group))} for group in groups]
     chats.jsonl(folder / "chat.jsonl", rows)
-    if code := cli.run([*overrides(folder, shape, 0, seed), "--export", str(folder / "begin")]):
+    if code := cli.run([*overrides(folder, args, 0, seed), "--export", str(folder / "begin")]):
         sys.exit(code)
 
 
-def ours(folder: Path, shape: str, steps: int, seed: int, device: str) -> dict[str, list[float]]:
+def ours(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     from rocstack_trainer import cli
 
     more = ("--lora.rank=0", f"--lora.adapter={folder / 'begin'}", f"--output.metrics={folder / 'm.jsonl'}")
-    more += ("--parallel.backend=gloo",) if device == "cpu" else ("--output.every=1",)
-    if code := cli.run(overrides(folder, shape, steps, seed, *more)):
+    more += ("--parallel.backend=gloo",) if args.device == "cpu" else ("--output.every=1",)
+    if code := cli.run(overrides(folder, args, args.steps, seed, *more)):
         sys.exit(code)
     lines = [json.loads(line) for line in (folder / "m.jsonl").read_text().splitlines()]
     return {"losses": [line["loss"] for line in lines], "seconds": [line["step_ms"] / 1000 for line in lines]}
 
 
-def trl(folder: Path, shape: str, steps: int, seed: int, device: str) -> dict[str, list[float]]:
+def trl(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[float]]:
     """As TRL's documentation has it; the conversations are put into our order first."""
-    import time
-
     import numpy as np
     import torch
     from datasets import Dataset
@@ -88,15 +88,15 @@ def trl(folder: Path, shape: str, steps: int, seed: int, device: str) -> dict[st
     from rocstack_trainer.data.samples import permute
 
     rows = [json.loads(line) for line in (folder / "chat.jsonl").read_text().splitlines()]
-    order = permute(np.arange(steps * BATCH), len(rows), seed, 0)
-    on_gpu = device != "cpu"
+    order = permute(np.arange(args.steps * args.batch), len(rows), seed, 0)
+    on_gpu = args.device != "cpu"
     net = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16 if on_gpu else torch.float32)
     arguments = SFTConfig(
         output_dir=str(folder / "trl"),
-        max_length=SHAPES[shape][5] + 1,  # ours counts what goes in: of a longer conversation, one more is a target
+        max_length=args.seq_len + 1,  # ours counts what goes in: of a longer conversation, one more is a target
         assistant_only_loss=True,
-        per_device_train_batch_size=BATCH,
-        max_steps=steps,
+        per_device_train_batch_size=args.batch,
+        max_steps=args.steps,
         learning_rate=RATE,
         lr_scheduler_type="constant",
         warmup_steps=0,
@@ -158,36 +158,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="s")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=8, help="conversations of a step")
+    parser.add_argument("--seq-len", type=int, default=0, help="tokens of a sample; 0: as the model has it")
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=("prepare", "ours", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    args.seq_len = args.seq_len or SHAPES[args.model][5]
     if args.side == "prepare":
-        prepare(args.folder, args.model, int(args.seeds), args.steps * BATCH, args.device)
+        prepare(args.folder, args, int(args.seeds))
         print("{}")
         return
     if args.side:
         side = {"ours": ours, "trl": trl}[args.side]
-        found = side(args.folder, args.model, args.steps, int(args.seeds), args.device)
-        print(json.dumps(found | {"peak_mb": peak_mb(args.device)}))
+        found = side(args.folder, args, int(args.seeds))
+        print(json.dumps(found | {"peak_mb": peak_mb(args.device), "cpu_s": time.process_time()}))
         return
     result: dict[str, Any] = {"command": " ".join(sys.argv), "model": args.model, "seeds": {}}
-    print("| seed | first loss, ours / TRL | last loss | largest difference | s of a step, median | peak MB |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| seed | first loss, ours / TRL | last loss | largest difference | s of a step, median | CPU s | peak MB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed in args.seeds.split(","):
         words = ("--model", args.model, "--steps", str(args.steps), "--seeds", seed, "--device", args.device)
+        words += ("--batch", str(args.batch), "--seq-len", str(args.seq_len))
         with tempfile.TemporaryDirectory() as folder:
             alone("prepare", Path(folder), *words)
             found = {side: alone(side, Path(folder), *words) for side in ("ours", "trl")}
+        first = min(UNMEASURED, args.steps // 2)
         one, other = found["ours"]["losses"], found["trl"]["losses"]
         apart = max(abs(a - b) / b for a, b in zip(one, other, strict=True))
         result["seeds"][seed] = found | {"apart": apart, "mean": [fmean(one[-5:]), fmean(other[-5:])]}
         ends = f"{one[0]:.4f} / {other[0]:.4f} | {one[-1]:.4f} / {other[-1]:.4f} | {apart:.2%}"
-        took = " / ".join(f"{median(found[side]['seconds'][UNMEASURED:]):.3f}" for side in found)
+        took = " / ".join(f"{median(found[side]['seconds'][first:]):.3f}" for side in found)
         peaks = " / ".join(f"{found[side]['peak_mb']:.0f}" for side in found)
-        print(f"| {seed} | {ends} | {took} | {peaks} |", flush=True)
+        used = " / ".join(f"{found[side]['cpu_s']:.0f}" for side in found)  # of the whole process, start-up too
+        print(f"| {seed} | {ends} | {took} | {used} | {peaks} |", flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

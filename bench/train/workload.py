@@ -12,6 +12,7 @@ SHAPES = {  # vocabulary, hidden, MLP, layers, heads, sequence, samples per step
     "s": (4096, 256, 688, 4, 4, 128, 4),  # 5.3 M parameters
     "dense": (256, 256, 688, 6, 4, 128, 2),  # 4.9 M, nearly all of them in layers: no empty embedding rows
     "mini": (256, 64, 172, 2, 4, 64, 2),  # 0.13 M
+    "mini16": (256, 64, 172, 2, 4, 64, 16),  # the same with more samples a step
     "gpu": (32000, 1024, 2816, 16, 16, 1024, 16),  # 271 M
 }
 MODEL_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from rocstack_trainer.config import Config
@@ -181,7 +180,7 @@ def _read(net: torch.nn.Module, folder: Path) -> None:
     """Each rank reads its own slices of the safetensors files, and nothing else. Raises ConfigError."""
     where: dict[str, Path] = {}
     with ExitStack() as stack:
-        files = {file: stack.enter_context(_opened(file)) for file in pretrained.files(folder)}
+        files = {file: stack.enter_context(pretrained.opened(file)) for file in pretrained.files(folder)}
         for file, opened in files.items():
             where |= dict.fromkeys(opened.keys(), file)
         for name, parameter in _of_the_model(net):
@@ -203,11 +202,6 @@ def _of_the_model(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramete
     for name, parameter in net.named_parameters():
         if "lora_" not in name:
             yield lora.base_name(name), parameter
-
-
-def _opened(file: Path) -> Any:
-    pretrained.check(file)
-    return safe_open(file, framework="pt")
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def test_errors_travel_as_their_kind_and_text() -> None:
 def forged(rank: Rank) -> str:
     """Rank 1 is a stranger, who says what kind of error rank 0 shall make."""
     if rank.rank:
-        return str(Peers(rank)._gather([None, ["Popen", "touch /tmp/x"]]))
+        return str(Peers(rank)._gather([None, ["Popen", "touch /tmp/x", "a host"]]))
     with pytest.raises(TrainerError) as error:
         Peers(rank).agree(lambda: None)
     return type(error.value).__name__

@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +18,10 @@ from rocstack_trainer.config import Data
 from rocstack_trainer.data import chat
 from rocstack_trainer.data.tables import Table, opened
 from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.models import pretrained
 
 END = 0xFF  # ends a document of bytes: it is never in UTF-8
 PREFERRED = ("messages", "input_ids", "text")
-TOKENIZER_FILES = re.compile(
-    r"tokenizer.*|vocab.*|merges.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|.*\.model"
-)
 
 
 class Part(NamedTuple):
@@ -138,7 +135,7 @@ class Column:
             if self.vocab_size <= END:
                 raise ConfigError(f"text as bytes needs model.vocab_size=256, not {self.vocab_size}")
             return
-        used = sorted(f for f in Path(self.folder).glob("*") if TOKENIZER_FILES.fullmatch(f.name) and f.is_file())
+        used = pretrained.tokenizer(self.folder)
         if not used:
             hint = "set data.tokenizer to a folder that has one"
             raise ConfigError(f"{self.setting}: {self.folder} has no tokenizer: {hint}")

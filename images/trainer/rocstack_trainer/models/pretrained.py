@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,9 @@ ADAPTER = "adapter_config.json"  # of peft: with one, transformers would load th
 CONVERT = (
     "convert it once: python3 -c 'from transformers import AutoModelForCausalLM as A;"
     ' A.from_pretrained("{0}").save_pretrained("{0}")\''
+)
+TOKENIZER = re.compile(
+    r"tokenizer.*|vocab.*|merges.*|special_tokens_map\.json|added_tokens\.json|chat_template.*|.*\.(model|tiktoken)"
 )
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -102,7 +106,8 @@ def read(path: str, about: Any, say: Callable[[str], None]) -> Any:
 
     folder = Path(path)
     for file in files(folder):
-        check(file)
+        with opened(file):
+            pass
     try:
         net, found = AutoModelForCausalLM.from_pretrained(
             path,
@@ -156,10 +161,14 @@ def files(folder: Path) -> list[Path]:
     raise ConfigError(f"model.path: {folder} has a config.json but no weights (model.safetensors)")
 
 
-def check(file: Path) -> None:
-    """Opens it, which reads the header and compares the size. Raises ConfigError."""
+def opened(file: Path) -> Any:
+    """For `with`. Opening reads the header and compares the size. Raises ConfigError."""
     try:
-        with safe_open(file, framework="pt"):
-            pass
+        return safe_open(file, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"model.path: {file} is broken: {error}\n  download or copy it again") from None
+
+
+def tokenizer(folder: str) -> list[Path]:
+    """The files of the tokenizer in a folder."""
+    return sorted(file for file in Path(folder).glob("*") if TOKENIZER.fullmatch(file.name) and file.is_file())

@@ -13,23 +13,14 @@ import json
 import os
 import pickle
 import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    FileSystemReader,
-    FileSystemWriter,
-    SavePlan,
-)
-from torch.distributed.checkpoint import filesystem as files_
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
 from torch.distributed.checkpoint import metadata as meta
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from rocstack_trainer.errors import CheckpointError
 from rocstack_trainer.saving.folder import Sums
@@ -41,60 +32,17 @@ INDEX, FOR_DCP = "tensors.json", ".metadata"
 PLAIN = re.compile(r"\w[\w.-]*")  # the name of a file in the folder
 Shape = tuple[torch.dtype, tuple[int, ...]]
 
-warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # DCP in PyTorch 2.6 causes it
-
 
 class _Counted:
     """A file that is written from its beginning to its end, and takes the sha256 of it on the way."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.size, self.sha256 = stream, 0, hashlib.sha256()
+    def __init__(self, stream: BinaryIO) -> None:
+        self.size, self.sha256, self.stream, self.flush = 0, hashlib.sha256(), stream, stream.flush
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
         self.size += memoryview(data).nbytes
-        return int(self.stream.write(data))
-
-    def tell(self) -> int:
-        return self.size
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-
-class _Files(files_.FileSystem):
-    """DCP's, which keeps what was written in mind."""
-
-    def __init__(self) -> None:
-        self.written: dict[str, _Counted] = {}
-
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if "w" not in mode:
-                yield stream
-                return
-            yield self.written.setdefault(Path(path).name, _Counted(stream))
-
-
-class _Planner(DefaultSavePlanner):
-    """Of slices: which part of which tensor each of them is."""
-
-    def __init__(self, slices: dict[str, Slice]) -> None:
-        super().__init__()
-        self.slices = slices
-
-    def create_local_plan(self) -> SavePlan:
-        return SavePlan([self._item(name, piece) for name, piece in self.slices.items()])
-
-    def resolve_data(self, item: WriteItem) -> torch.Tensor:
-        return self.slices[item.index.fqn].mine
-
-    @staticmethod
-    def _item(name: str, piece: Slice) -> WriteItem:
-        chunk = meta.ChunkStorageMetadata(torch.Size(piece.start), piece.mine.shape)
-        about = TensorWriteData(chunk, meta.TensorProperties.create_from_tensor(piece.mine), torch.Size(piece.shape))
-        return WriteItem(meta.MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=about)
+        return self.stream.write(data)
 
 
 def write(slices: dict[str, Slice], path: Path, number: int) -> tuple[list[Row], Sums]:
@@ -106,27 +54,28 @@ def write(slices: dict[str, Slice], path: Path, number: int) -> tuple[list[Row],
     Raises:
         OSError: the disk refused.
     """
+    file, rows = path / f"__{number}_0.distcp", []
     slices = {name: piece for name, piece in slices.items() if piece.mine.numel() or not piece.sliced}
     if not slices:
         return [], {}
-    writer, planner = FileSystemWriter(path), _Planner(slices)
-    writer.fs = files = _Files()
-    plan = planner.create_local_plan()
-    plan = writer.prepare_global_plan([*[SavePlan([])] * number, plan])[number]  # names the file after the rank
     try:
-        results = writer.write_data(planner.finish_plan(plan), planner).wait()
+        with file.open("wb") as stream:
+            out = _Counted(stream)
+            for name, piece in slices.items():
+                whole = piece.mine.untyped_storage().nbytes() == piece.mine.nbytes
+                kind, at = str(piece.mine.dtype).removeprefix("torch."), out.size
+                torch.save(piece.mine if whole else piece.mine.clone(), out)  # it would save all of a view's memory
+                about = kind, piece.shape, piece.start, list(piece.mine.shape)
+                rows.append((name, *about, file.name, at, out.size - at))
+            stream.flush()
+            os.fsync(stream.fileno())
     except Exception as error:
         # Of a full disk PyTorch's zip writer says only "unexpected pos": what the system said is what came before.
         first: BaseException = error
         while first.__context__:
             first = first.__context__
         raise first if isinstance(first, OSError) else OSError(str(first)) from None
-    rows = []
-    for result in results:
-        at, piece = result.storage_data, slices[result.index.fqn]
-        about = str(piece.mine.dtype).removeprefix("torch."), piece.shape, piece.start, list(piece.mine.shape)
-        rows.append((result.index.fqn, *about, at.relative_path, at.offset, at.length))
-    return rows, {name: (file.size, file.sha256.hexdigest()) for name, file in files.written.items()}
+    return rows, {file.name: (out.size, out.sha256.hexdigest())}
 
 
 def write_index(rows: Sequence[Row], path: Path) -> list[Path]:
@@ -147,9 +96,8 @@ def _metadata(rows: Sequence[Row]) -> meta.Metadata:
         about = meta.TensorProperties(dtype=_dtype(kind))
         whole = tensors.setdefault(name, meta.TensorStorageMetadata(about, torch.Size(shape), []))
         whole.chunks.append(meta.ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
-        places[meta.MetadataIndex(name, torch.Size(start), len(whole.chunks) - 1)] = files_._StorageInfo(
-            file, offset, length
-        )
+        index = meta.MetadataIndex(name, torch.Size(start), len(whole.chunks) - 1)
+        places[index] = _StorageInfo(file, offset, length)
     return meta.Metadata(tensors, {name: (name,) for name in tensors}, places, meta.StorageMeta())
 
 

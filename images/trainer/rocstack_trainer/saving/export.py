@@ -19,8 +19,6 @@ from rocstack_trainer.models.fingerprint import sha256
 from rocstack_trainer.saving import dcp, folder
 
 OURS = lora.OURS  # says that the folder is an export, and of what
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-             "*.model", "*.tiktoken")  # fmt: skip
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -130,8 +128,7 @@ def _model(config: Config, about: Any, tensors: Tensors, notes: Mapping[str, Any
 def _tokenizer(config: Config) -> list[Path]:
     """Its files. Raises ConfigError if one is somebody's link to a file of ours."""
     source = config.data.tokenizer or config.model.path
-    found = [file for pattern in TOKENIZER for file in Path(source).glob(pattern)] if source else []
-    return [folder.not_lent(file) for file in found if file.is_file()]
+    return [*map(folder.not_lent, pretrained.tokenizer(source))] if source else []
 
 
 def copy_tokenizer(config: Config, to: Path) -> None:

@@ -93,9 +93,9 @@ as_trixie() {
   esac
 }
 
-# usable PYTHON: new enough, and able to make a virtual environment
+# usable PYTHON: new enough, and able to make a virtual environment. -I: no module comes from the working folder.
 usable() {
-  "$1" -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (${PYTHON_MIN/./,}))" 2>/dev/null
+  "$1" -I -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (${PYTHON_MIN/./,}))" 2>/dev/null
 }
 
 find_python() {
@@ -120,12 +120,12 @@ fingerprint() {
 
 # The stamp is written last, so that an interrupted call is done again from the start.
 setup_python() {
-  local python pip=("$VENV/bin/python" -m pip --no-input --disable-pip-version-check install -q --progress-bar off)
+  local python pip=("$VENV/bin/python" -I -m pip --no-input --disable-pip-version-check install -q --progress-bar off)
   [ ! -f "$STAMP" ] || [ "$(fingerprint)" != "$(cat "$STAMP")" ] || return 0
   python=$(find_python) || install_python
   python=$(find_python) || fail "no Python $PYTHON_MIN or newer can make a virtual environment" "install python3-venv"
   say "making .venv with $("$python" -V) and the locked requirements (half a minute)"
-  TMPDIR=$TMP quietly "$python" -m venv --clear "$VENV" || fail "could not make $VENV" "see Python's message above"
+  TMPDIR=$TMP quietly "$python" -I -m venv --clear "$VENV" || fail "could not make $VENV" "see Python's message above"
   quietly "${pip[@]}" --require-hashes -r "$ROOT/requirements.lock" || fail "pip could not install requirements.lock" \
     "see pip's message above; behind a proxy set https_proxy, and PIP_CERT to your CA bundle if it inspects TLS"
   quietly "${pip[@]}" --no-deps --no-build-isolation -e "$ROOT" || fail "pip could not install rocstack" "see above"

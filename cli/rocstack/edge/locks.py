@@ -249,7 +249,7 @@ def _begin(
 ) -> tuple[Program, _Answer]:
     source = _source()
     python = [ssh_host.python, "-u", "-c", _START.format(size=len(source))]
-    program = Program(ssh_host.argv(python, options=["-a", "-x", "-T"]))
+    program = Program(ssh_host.argv(python, options=["-T"]))
     try:
         with suppress(OSError):
             _send(program, source + json.dumps(request).encode() + b"\n")

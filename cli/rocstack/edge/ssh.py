@@ -37,6 +37,9 @@ _OPTIONS = (
     "Compression=no",  # layers are compressed
     "LogLevel=INFO",  # why it failed
 )
+# No agent, Kerberos ticket or display of the person's is lent to a node, whose root could use them, though their ssh
+# configuration does so. What the inventory itself says counts.
+NOTHING_LENT = "-akx"
 KEPT = 64 << 10  # bytes of the beginning and of the end of what a program complains
 _COMPLAINS_S = 2.0  # seconds for what a program said before it ended
 _LOOK_S = 0.1  # between two looks at how much came
@@ -217,6 +220,7 @@ def _program(variables: Mapping[str, Any]) -> tuple[str, ...]:
     ]
     return (
         str(variables["program"] or "ssh"),
+        NOTHING_LENT,
         *_dashed(_OPTIONS),
         *_words(variables["args"]),
         *_dashed(options),
@@ -338,7 +342,7 @@ def _forward(ssh_host: SshHost, address: str, port: int) -> tuple[Program, int]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             near = int(probe.getsockname()[1])
-        options = ["-a", "-x", "-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
+        options = ["-T", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{near}:{far}:{port}"]
         program = Program([*ssh_host.program, *options, ssh_host.address, f"echo {_READY} && exec cat"])
         with program.within(TIMEOUT_S):
             if any(line.strip() == _READY.encode() for line in program.lines()):

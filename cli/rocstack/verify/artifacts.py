@@ -8,6 +8,7 @@ from typing import Any, Literal
 from junitparser import TestCase
 
 from rocstack.base import junit
+from rocstack.edge import files
 from rocstack.probe import schema as profile_schema
 from rocstack.verify import outliers, result, verdict
 from rocstack.verify.report import page
@@ -21,10 +22,11 @@ NAMES = (REPORT, SCHEMA, JUNIT, HTML, PASSING, FAILING, SLOW)
 
 def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     """`previous` is what the HTML report compares with. The lists of nodes hold workers, a name on each line; a slow
-    one is passing or failing, too, and is only listed where there are nodes enough to tell."""
+    one is passing or failing, too, and is only listed where there are nodes enough to tell. The folder may be
+    somebody else's: a link in it is replaced, and nothing is written to where it leads."""
     run = run.model_copy(update={"schema_": result.SCHEMA, "slow_nodes": outliers.find(run)})
     judged, slow = verdict.judge(run), {each.node for each in run.slow_nodes if each.sure}
-    (folder / REPORT).write_text(run.dumps(), encoding="utf-8")  # first: all else can be made of it again
+    files.write(folder / REPORT, run.dumps())  # first: all else can be made of it again
     texts = {
         SCHEMA: schema_text(),
         JUNIT: junit_xml(run),
@@ -37,7 +39,7 @@ def write(run: Run, folder: Path, previous: Run | None = None) -> None:
     }
     texts |= {file: "".join(f"{name}\n" for name in names) for file, names in lists.items()}
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        files.write(folder / name, text)
 
 
 def schema() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rocstack.deploy.plan import services
 from rocstack.deploy.read import inventory
 from rocstack.deploy.state import cluster_state
 from rocstack.deploy.state.cluster_state import ClusterState
-from rocstack.edge import ssh
+from rocstack.edge import files, ssh
 from rocstack.edge.ssh import SshHost
 from rocstack.node.fabric import ENV_PATH, parse_env
 from rocstack.node.profile import NodeProfile
@@ -106,7 +106,7 @@ def export(
     texts = {name: json.dumps(value, indent=4) + "\n" for name, value in made.items()}
     texts[ENV] = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in facts.fabric.items())
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        files.write(folder / name, text)
     absent = [failure.node for failure in state.gathered.failures]
     notes = list(_notes(hosts, facts, absent, made))
     if left := [name for name in said.fabric if name not in facts.fabric]:

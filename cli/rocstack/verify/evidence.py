@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from rocstack.base.errors import BadInput, CheckFailed
+from rocstack.edge import files
 from rocstack.node.profile import NodeProfile
 from rocstack.verify.result import NOT_RECORDED, Skip
 
@@ -342,7 +343,7 @@ class Evidence:
         return value
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self._known, indent=1) + "\n", encoding="utf-8")
+        files.write(path, json.dumps(self._known, indent=1) + "\n")
 
 
 def file_of(path: Path) -> Path:

@@ -49,7 +49,7 @@ class LocalCluster:
             CheckFailed: no free network, no privileged containers, or a node that does not answer.
         """
         with self._lock():
-            keys = access.make_key(self.folder / access.KEY, "rocstack virtual cluster")
+            keys = self._login()
             network = self._network(wish)
             machines = wish.machines(_subnet(network))
             image_id = str(self.client.images.get(image).id)
@@ -66,6 +66,14 @@ class LocalCluster:
             start = partial(node.make, self.client, image=image, network=network.name, cluster=self.id)
             _each(lambda m: start(m, self._node(m.host), digest=wanted[m.host]), missing)
             return self._answering(list(self._containers().values()))
+
+    def _login(self) -> str:
+        """The public key that lets us in. Keys that lie here while the engine has nothing of this cluster came with a
+        copied folder: whoever made it has them, too, and would be root on nodes, which are privileged."""
+        if not self._networks():
+            (self.folder / access.KEY).unlink(missing_ok=True)
+            shutil.rmtree(self._node(""), ignore_errors=True)
+        return access.make_key(self.folder / access.KEY, "rocstack virtual cluster")
 
     def reboot(self, name: str) -> NodeState:
         """Restarts a node as a server would: its containers are asked to end, and its engine brings them back.

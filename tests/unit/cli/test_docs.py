@@ -138,6 +138,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(place), f"{named(path)}: {target}"
 
 
+@pytest.mark.parametrize("path", DOCS, ids=named)
+def test_no_token_is_a_word_of_a_command(path: Path) -> None:
+    """Who else is on that machine sees the words of its processes: on a login node all of the cluster's users."""
+    told = [line for line in path.read_text(encoding="utf-8").splitlines() if "curl " in line]
+    assert not [line for line in told if "$TOKEN" in re.sub(r"<\(echo [^)]*\)", "", line)]
+
+
 @pytest.mark.parametrize("path", [*DOCS, *(ROOT / "docs").glob("*.svg")], ids=named)
 def test_no_host_and_no_path_of_a_machine(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")

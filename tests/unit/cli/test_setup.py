@@ -1,6 +1,7 @@
 """cli/setup.sh: its pure parts, by sourcing it. What it installs is proved by every run of `make test`."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -113,3 +114,12 @@ def test_usage(argument: str, code: int) -> None:
     result = subprocess.run([SETUP, argument], capture_output=True, text=True, check=False)
     assert result.returncode == code
     assert "usage: cli/setup.sh [python|engine]" in result.stdout + result.stderr
+
+
+def test_no_module_comes_from_the_folder_where_it_is_started(tmp_path: Path) -> None:
+    for name in ("venv", "ensurepip"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n")
+    result = bash('cd "$FOLDER" && find_python', FOLDER=str(tmp_path))
+    assert (result.returncode, (tmp_path / "ran").exists()) == (0, False)
+    started = [line for line in SETUP.read_text().splitlines() if re.search(r"bin/python\" |\$python\" ", line)]
+    assert all(" -I -m " in line or " -V" in line for line in started), started

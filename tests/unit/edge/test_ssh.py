@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.edge import ssh
+from rocstack.edge import ansible, ssh
 from rocstack.node.engine_errors import NOT_STARTED
 
 HOSTS = {
@@ -94,6 +95,27 @@ def test_the_persons_own_settings_count(place: Path, monkeypatch: pytest.MonkeyP
     assert [said[name] for name in names] == ["cfg", "/env/key", "alias", "aes128-ctr", "3", "false"]
     assert said["compression"] == "no"
     assert plain.become == ("sudo", "-n", "-u", "root")
+
+
+def test_no_node_is_lent_what_is_the_persons(place: Path) -> None:
+    """Its root could go on to other hosts by the agent, or read what is typed here by the display."""
+    config = "Host *\nForwardAgent yes\nForwardX11 yes\nGSSAPIDelegateCredentials yes\n"
+    (place / "config").write_text(config)
+    own = f"ansible_ssh_common_args='-F {place}/config'"
+    found = ssh_hosts(place, {"plain": own, "other": f"{own} ansible_ssh_extra_args=-4"})
+    names = ("forwardagent", "forwardx11", "gssapidelegatecredentials")
+    for name in ("plain", "other"):
+        said = understood(found[name])
+        assert [said.get(each, "no") for each in names] == ["no", "no", "no"]
+    # Ansible's own ssh, whose arguments come behind these.
+    line = ["ssh", *shlex.split(ansible.environment({})["ANSIBLE_SSH_EXTRA_ARGS"])]
+    said = understood(ssh.SshHost("plain", (*line, "-F", f"{place}/config"), "plain"))
+    assert [said.get(each, "no") for each in names] == ["no", "no", "no"]
+
+
+def test_an_agent_is_lent_where_the_inventory_says_so(place: Path) -> None:
+    said = understood(ssh_hosts(place, {"asked": "ansible_ssh_extra_args=-A"})["asked"])
+    assert said["forwardagent"] == "yes"
 
 
 @pytest.mark.parametrize("host", UNFIT)

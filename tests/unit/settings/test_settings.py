@@ -316,3 +316,22 @@ def test_a_copied_folder_has_nothing_written_where_its_links_lead(tmp_path: Path
     (work / ".rocstack/own").symlink_to("debian-13-tcp")
     assert settings(out=str(home)).out == str(home)
     assert settings().out == ".rocstack"
+
+
+@pytest.mark.parametrize("out", [".rocstack", "builds/here"])
+def test_a_copied_folder_has_no_link_in_the_place_of_the_folder_itself(
+    out: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "home/here").mkdir(parents=True)
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    first, _, rest = out.partition("/")
+    (work / first).symlink_to("../home")
+    with pytest.raises(BadInput) as caught:
+        settings(out=out)
+    assert (caught.value.code, str(caught.value.where)) == ("out-leads-out", str(work / out))
+    options._refuse_links.cache_clear()
+    (work / first).unlink()
+    (work / "own" / rest).mkdir(parents=True)
+    (work / first).symlink_to("own")
+    assert settings(out=out).out == out

@@ -324,6 +324,23 @@ def test_all_files_of_a_run(tmp_path: Path) -> None:
     assert read(tmp_path) == found.model_copy(update={"slow_nodes": outliers.find(found)})
 
 
+def test_a_link_in_the_folder_leads_to_no_other_file(tmp_path: Path) -> None:
+    """It may be somebody else's: `rocstack report` writes the files of a folder that was sent again. In the lists each
+    line is as the report says."""
+    own = tmp_path / ".bashrc"
+    own.write_text("# mine\n")
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    for name in artifacts.NAMES:
+        (folder / name).symlink_to(own)
+    seen = run(result(on("touch /tmp/x"))).model_copy(
+        update={"nodes": (NodeSeen(name="touch /tmp/x", roles=("worker",)),)}
+    )
+    artifacts.write(seen, folder)
+    assert own.read_text() == "# mine\n"
+    assert (folder / artifacts.PASSING).read_text() == "touch /tmp/x\n"
+
+
 def test_the_schema_holds_what_is_written_and_nothing_else() -> None:
     schema = artifacts.schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ import yaml
 from rocstack.base.errors import CheckFailed, Missing
 from rocstack.virtual import access, cluster_layout, faults, model, node_image
 from rocstack.virtual.cluster_layout import ClusterRequest
+from rocstack.virtual.local_cluster import LocalCluster
 
 MODEL = model.load("mi300x-thor2")
 NET = IPv4Network("10.213.7.0/24")
@@ -115,6 +117,21 @@ def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert access.make_key(file, "a comment") == public
     assert access.known_hosts({"10.213.7.11": public}) == f"10.213.7.11 {' '.join(public.split()[:2])}\n"
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+def test_keys_of_a_copied_folder_let_nobody_in(tmp_path: Path) -> None:
+    """Its author has them, too, and virtual nodes are privileged."""
+    theirs = access.make_key(tmp_path / access.KEY, "a stranger")
+    access.make_key(tmp_path / "nodes/n1" / access.HOST_KEY, "a stranger")
+    networks: list[object] = []
+    client = SimpleNamespace(networks=SimpleNamespace(list=lambda filters: networks))
+    cluster = LocalCluster(client, tmp_path, "rocstack")  # type: ignore[arg-type]
+    ours = cluster._login()
+    assert ours.split()[1] != theirs.split()[1]
+    assert not (tmp_path / "nodes/n1").exists()
+    networks.append(object())  # the engine knows this folder's cluster
+    assert cluster._login() == ours
 
 
 def test_without_ssh_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,9 @@ from rocstack.image.context import BuildContext
 from rocstack.settings.site import Site
 
 OnEvent = Callable[[BuildStep | BuildLine], None]
+# buildx asks git about the context. Its folder may have come from somebody, together with a .git, whose settings name
+# programs that git starts.
+_NO_GIT = {"GIT_DIR": os.devnull}
 
 
 class BuildStopped(Exception):
@@ -115,7 +118,7 @@ class Buildkit:
             BuildStopped: `stop` was called.
         """
         progress = BuildProgress()
-        env = {**os.environ, "ROCSTACK_SITE_ENV": request.site.env_file()}
+        env = {**os.environ, **_NO_GIT, "ROCSTACK_SITE_ENV": request.site.env_file()}
         with self._guard:
             if self._stopped.is_set():
                 raise BuildStopped

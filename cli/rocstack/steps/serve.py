@@ -18,10 +18,10 @@ from rocstack.serve.engine_arguments import refuse_own
 from rocstack.serve.registry import FolderRegistry
 from rocstack.serve.settings import ServeSettings, refusal
 from rocstack.steps.job_options import SERVE, RunOptions, ServeOptions
+from rocstack.steps.options import settings as of_this_folder
 from rocstack.steps.run import RunPlan, plan_run
 
 STACK = "vllm-cpu"
-FOLDER = Path(".rocstack/serve")
 INSIDE = "/tmp/rocstack-serve"  # of the container, whose /tmp is its own
 
 
@@ -51,6 +51,7 @@ def plan_serve(
         Missing: no engine, no image; with `here` no vLLM.
     """
     refuse_own(arguments)
+    folder = Path(of_this_folder().out).absolute() / "serve"
     model = _folder(options.model)
     read_base(model)
     shared, users = ([_folder(each) for each in folders] for folders in (options.adapters, options.user_adapters))
@@ -74,7 +75,7 @@ def plan_serve(
             *({"folder": str(each), "layout": "users"} for each in users),
         ],
         "repositories": [{"repository": each, "login": login, "ca": registry_ca} for each in options.repository],
-        "state": str((FOLDER / name).absolute()) if options.here else INSIDE,
+        "state": str(folder / name) if options.here else INSIDE,
         "max_rank": options.max_rank,
         "active": options.active,
         "resident": options.resident,
@@ -87,7 +88,7 @@ def plan_serve(
         settings = ServeSettings.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise refusal(error.errors()[0]) from None
-    file = FOLDER.absolute() / f"{name}.json"
+    file = folder / f"{name}.json"
     number = FolderRegistry(settings.sources).rescan()
     command = (sys.executable, "-P", "-m", "rocstack.serve", str(file))  # nothing of the working folder
     if options.here:

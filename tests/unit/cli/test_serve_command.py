@@ -69,6 +69,20 @@ def test_on_this_machine_nothing_of_the_working_folder_is_imported(cli: Cli, mod
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("words", [["--here"], ["--nic", "tcp"]])
+def test_a_copied_folder_has_nothing_written_where_its_link_leads(
+    words: list[str], cli: Cli, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir(mode=0o755)
+    (tmp_path / "home/tiny.json").write_text("mine")
+    (work := tmp_path / "work").mkdir()
+    (work / ".rocstack").mkdir()
+    (work / ".rocstack/serve").symlink_to("../../home")
+    ran = cli("serve", str(model), "--json", *words, cwd=work)
+    assert json.loads(ran.out or ran.err)["error"]["code"] == "out-leads-out"
+    assert (tmp_path / "home/tiny.json").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

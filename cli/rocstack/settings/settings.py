@@ -45,6 +45,14 @@ def _folder(text: str) -> str:
     return text
 
 
+def _certificates(text: str) -> str:
+    """What a build gets: of the images' own steps, too. A copied rocstack.yml could name any file of the person's."""
+    found = Path(text).expanduser().read_bytes() if text else b""
+    if text and (b"-----BEGIN CERTIFICATE-----" not in found or b"PRIVATE KEY-----" in found):
+        raise ValueError(f"{shortened(text)} doesn't hold certificates (PEM) alone")
+    return text
+
+
 class TrustPolicy(Value):
     """What `deploy` asks of an image before any node gets it. Without keys it asks nothing. Locks are
     read, and the history of deploys, only as these keys signed them."""
@@ -96,7 +104,7 @@ class Settings(Value):
         "", description="the distribution's mirror, instead of the client's default"
     )
     pip_index: Url | Literal[""] = Field("", description="wheel index, instead of pip's own configuration")
-    ca_bundle: OwnFile = Field(
+    ca_bundle: Annotated[OwnFile, AfterValidator(_certificates)] = Field(
         "",
         description="CA bundle (PEM) for builds behind an inspecting proxy; default: SSL_CERT_FILE and the like",
     )

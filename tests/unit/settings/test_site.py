@@ -46,11 +46,20 @@ def test_settings_win() -> None:
 def test_ca_bundle(tmp_path: Path) -> None:
     mine, theirs = tmp_path / "mine.pem", tmp_path / "theirs.pem"
     for file in (mine, theirs):
-        file.write_text("x")
+        file.write_text("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n")
     env = {"PIP_CERT": str(tmp_path / "gone.pem"), "SSL_CERT_FILE": str(theirs)}
     assert of(Settings(), env).ca == str(theirs)
     assert of(Settings(ca_bundle=str(mine)), env).ca == str(mine)
     assert of(Settings(), {"SSL_CERT_FILE": str(tmp_path)}).ca is None
+
+
+@pytest.mark.parametrize("text", ["machine a password b\n", "{}-----BEGIN RSA PRIVATE KEY-----\n"])
+def test_builds_get_certificates_and_no_other_file(tmp_path: Path, text: str) -> None:
+    """A rocstack.yml that was copied could name a key, and its overlay's steps read what builds get."""
+    file = tmp_path / "mine"
+    file.write_text(text.format("-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"))
+    with pytest.raises(ValueError, match="certificates"):
+        Settings(ca_bundle=str(file))
 
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0\r")

@@ -74,6 +74,8 @@ class Engine:
 
     def environment(self) -> dict[str, str]:
         own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_API_KEY": self._key}
+        # It starts other Pythons, which would take modules from the working folder.
+        own["PYTHONSAFEPATH"] = "1"
         return {**os.environ, **QUIET, **self._settings.engine.environment, **own}
 
     async def ready(self, seconds: float) -> None:

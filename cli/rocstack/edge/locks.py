@@ -141,12 +141,13 @@ class ClusterLock:
 
     def guarded(self, python: str, command: Sequence[str], alone_within: float | None = None) -> list[str]:
         """A command line that runs `command` on a node unless another run has taken the lock since; with `alone_within`
-        it has the node to itself, and waits so many seconds for it. `python` is the node's."""
+        it has the node to itself, and waits so many seconds for it. `python` is the node's; -I: as root it takes no
+        module from the folder where it starts."""
         folder = posixpath.dirname(self.spec.fence)
         order: dict[str, Any] = {"fence": self.fence, "path": self.spec.fence}
         if alone_within is not None:
             order |= {"lock": f"{folder}/{node_lock.LOCK}", "within": alone_within}
-        return [python, "-c", _source().decode(), "guard", json.dumps(order), *command]
+        return [python, "-I", "-c", _source().decode(), "guard", json.dumps(order), *command]
 
     def _converse(self, stop: threading.Event) -> None:
         """One request at a time, each answered: the text to write, else a sign of life."""
@@ -248,7 +249,7 @@ def _begin(
     ssh_host: SshHost, spec: LockSpec, request: dict[str, Any], on_wait: Callable[[], None]
 ) -> tuple[Program, _Answer]:
     source = _source()
-    python = [ssh_host.python, "-u", "-c", _START.format(size=len(source))]
+    python = [ssh_host.python, "-I", "-u", "-c", _START.format(size=len(source))]
     program = Program(ssh_host.argv(python, options=["-T"]))
     try:
         with suppress(OSError):

@@ -131,7 +131,8 @@ class DeployedCluster:
     ) -> dict[str, Any]:
         """A program of ours on the nodes themselves, or as root in the workers' containers (`in_worker`), which prints
         one JSON value: node -> that, or {"error": why}."""
-        line = shlex.join(["python3", "-c", program.read_text(encoding="utf-8"), *arguments])
+        isolated = [] if in_worker else ["-I"]  # as root, where somebody's folder may be
+        line = shlex.join(["python3", *isolated, "-c", program.read_text(encoding="utf-8"), *arguments])
         run = self.in_workers if in_worker else self.everywhere
         return {node: _answer(done) for node, done in run(line, names, seconds).items()}
 

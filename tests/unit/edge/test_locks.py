@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import subprocess
+import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,19 @@ def test_a_node_that_answers_what_it_never_does_gives_no_lock(spec: LockSpec, an
     node = SshHost("n1", ("sh", "-c", f"echo '{cluster_lock.MARK}{answer}'"))
     with pytest.raises(CheckFailed, match="no lock on n1"), locks.cluster_lock(node, spec):
         pytest.fail("it is taken for one")
+
+
+def test_no_module_comes_from_the_folder_where_it_starts(
+    spec: LockSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the control node is this machine, that is the working folder, and it runs as root."""
+    (work := tmp_path / "work").mkdir()
+    (work / "json.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PYTHONPATH", "")
+    with suppress(CheckFailed), locks.cluster_lock(HERE, replace(spec, fence=str(tmp_path / "fence"))) as lock:
+        subprocess.run(lock.guarded(sys.executable, ["true"]), check=False)
+    assert not (work / "ran").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"who": "a"'])

@@ -56,7 +56,7 @@ def init(folder: Annotated[Path, Flag("Folder to write the files to.", argument=
     """Write a commented rocstack.yml and inventory.yml; existing files stay as they are."""
     files = {"rocstack.yml": settings_text(), "inventory.yml": example("inventory")}
     folder.mkdir(parents=True, exist_ok=True)
-    written = [name for name in files if not (folder / name).exists()]
+    written = [name for name in files if not os.path.lexists(folder / name)]  # nothing is written where a link leads
     for name in written:
         (folder / name).write_text(files[name])
     yield {"written": written, "kept": [name for name in files if name not in written]}

@@ -273,6 +273,14 @@ def test_init(cli: Cli, tmp_path: Path) -> None:
     assert set(listing(tmp_path / "[new]/folder")) == {"rocstack.yml", "inventory.yml"}
 
 
+def test_init_writes_nothing_where_a_link_leads(cli: Cli, tmp_path: Path) -> None:
+    (work := tmp_path / "copied").mkdir()
+    (work / "rocstack.yml").symlink_to("../made")
+    ran = cli("init", "--json", cwd=work)
+    assert (ran.code, ran.json()["kept"]) == (0, ["rocstack.yml"])
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_vendors_repository(tmp_path: Path) -> None:
     """A mapping with a list in it, as docs/nic.md shows it; an address with a password would stay in the image."""
     text = (

@@ -48,13 +48,13 @@ class BuildkitRequest:
         if self.site.env:
             out += ["--secret", "id=site-env,env=ROCSTACK_SITE_ENV"]
         if self.site.ca:
-            out += ["--secret", f"id=site-ca,src={self.site.ca}"]
+            out += ["--secret", f"id=site-ca,{_field('src', self.site.ca)}"]
         if self.sources:
             out += ["--build-context", f"sources={self.sources}"]
         if self.packages:
             out += ["--build-context", f"packages={self.packages}"]
         if self.dest:
-            out += ["--output", f"type=local,dest={self.dest}"]
+            out += ["--output", f"type=local,{_field('dest', self.dest)}"]
         for tag in self.tags:
             out += ["--tag", tag]
         for key, value in sorted(self.labels.items()):
@@ -67,6 +67,12 @@ class BuildkitRequest:
     def shown(self) -> list[str]:
         """The command for a person: with the builder's own progress."""
         return ["plain" if word == "rawjson" else word for word in self.command()]
+
+
+def _field(name: str, path: str | Path) -> str:
+    """As one value of buildx's lists (CSV): a comma in a copied folder's path could name another file."""
+    text = f"{name}={path}"
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if set(text) & set(',"') else text
 
 
 class Buildkit:

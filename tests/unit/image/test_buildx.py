@@ -1,5 +1,6 @@
 """`docker buildx build` as it is started."""
 
+import csv
 import shutil
 import subprocess
 from pathlib import Path
@@ -40,3 +41,12 @@ def test_a_folder_that_was_sent_names_no_program_that_git_starts(
     monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
     Buildkit().run(BuildkitRequest(context, "worker", "", Site()), lambda event: None)
     assert not ran.exists()
+
+
+def test_a_path_names_one_file(tmp_path: Path) -> None:
+    """A copied folder may have a file of certificates at `ca.pem,src=/root/.ssh/id_rsa`, and buildx takes the last."""
+    path = 'ca.pem,src=/root/"x/id_rsa'
+    request = BuildkitRequest(tmp_path, "worker", "", Site(ca=path), dest=tmp_path / "a,dest=b")
+    command = request.command()
+    lists = [command[command.index(option) + 1] for option in ("--secret", "--output")]
+    assert list(csv.reader(lists)) == [["id=site-ca", f"src={path}"], ["type=local", f"dest={tmp_path}/a,dest=b"]]

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocstack.base.errors import Missing
+from rocstack.base.errors import BadInput, Missing
+from rocstack.base.text import visible
 
 KEY = "id_ed25519"
 HOST_KEY = "ssh_host_ed25519_key"
@@ -70,8 +71,15 @@ def inventory(folder: Path, hosts: Mapping[str, str], model: str) -> str:
 
 
 def _expanded(path: Path) -> str:
-    """A path that ssh will expand: a % of its own is written twice."""
-    return str(path).replace("%", "%%")
+    """A path that ssh will expand: a % of its own is written twice.
+
+    Raises:
+        BadInput: ssh would take a part of it for other settings, such as a command to start.
+    """
+    text = str(path)
+    if '"' in text or not text.isprintable():
+        raise BadInput.of("odd-folder", folder=visible(text))
+    return text.replace("%", "%%")
 
 
 # A login costs more than waiting inside, so the node looks for its engine for two seconds, then says what it has.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from rocstack.base.errors import CheckFailed, Missing
+from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.virtual import access, cluster_layout, faults, model, node_image
 from rocstack.virtual.cluster_layout import ClusterRequest
 from rocstack.virtual.local_cluster import LocalCluster
@@ -107,6 +107,13 @@ def test_ssh_reads_the_configuration_as_meant(tmp_path: Path) -> None:
     said = dict(line.split(" ", 1) for line in shown.splitlines())
     assert (said["hostname"], said["user"], said["stricthostkeychecking"]) == ("10.213.7.12", "root", "true")
     assert said["userknownhostsfile"].replace("%%", "%").strip('"') == str(folder / access.KNOWN)
+
+
+@pytest.mark.parametrize("name", ['x"\n    ProxyCommand touch ran\n#', 'a "b"'])
+def test_the_name_of_a_copied_folder_is_no_setting_of_ssh(name: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        access.ssh_config(Path("/work", name), HOSTS)
+    assert refused.value.code == "odd-folder"
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")

@@ -24,6 +24,7 @@ from rocstack.stack.stack import AptRepository
 
 FILE = "rocstack.yml"
 PREFIX = "ROCSTACK_"
+MOST_CERTIFICATES = 8 << 20  # bytes; the distributions' have a quarter of one MB
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
@@ -47,8 +48,15 @@ def _folder(text: str) -> str:
 
 def _certificates(text: str) -> str:
     """What a build gets: of the images' own steps, too. A copied rocstack.yml could name any file of the person's."""
-    found = Path(text).expanduser().read_bytes() if text else b""
-    if text and (b"-----BEGIN CERTIFICATE-----" not in found or b"PRIVATE KEY-----" in found):
+    try:
+        found = b""
+        if text:
+            with Path(text).expanduser().open("rb") as file:
+                found = file.read(MOST_CERTIFICATES + 1)
+    except OSError as error:
+        raise ValueError(f"{shortened(text)} can't be read: {error.strerror}") from None
+    alone = b"-----BEGIN CERTIFICATE-----" in found and b"PRIVATE KEY-----" not in found
+    if text and (not alone or len(found) > MOST_CERTIFICATES):
         raise ValueError(f"{shortened(text)} doesn't hold certificates (PEM) alone")
     return text
 

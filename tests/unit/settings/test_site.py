@@ -62,6 +62,17 @@ def test_builds_get_certificates_and_no_other_file(tmp_path: Path, text: str) ->
         Settings(ca_bundle=str(file))
 
 
+def test_a_bundle_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "mine").write_text("x")
+
+    def refused(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ValueError, match="can't be read: Permission denied"):
+        Settings(ca_bundle=str(file))
+
+
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0\r")
 
 

@@ -216,6 +216,11 @@ def test_a_text_is_found_amid_anything(before: str, entry: finding_texts.TextEnt
     assert entry.code in ids(noise.encode("utf-8", "replace"))
 
 
+@pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.code)
+def test_a_text_is_found_behind_a_label_and_before_a_mark(entry: finding_texts.TextEntry) -> None:
+    assert entry.code in ids(f"1: {entry.example} x".replace("\n", " ").encode())
+
+
 def test_an_excerpt_is_short_and_harmless() -> None:
     line = b"x" * 5000 + b" Unable to create QP. \x1b[2J\x07" + b"y" * 5000
     (finding,) = [f for f in scan(line).findings if f.code == "perftest-create-qp"]

@@ -43,12 +43,14 @@ _FORCED = {
     "ANSIBLE_INJECT_FACT_VARS": "False",
     "MAX_EVENT_RES": str(1 << 30),  # ansible-runner drops larger results without a word
 }
+# No agent, Kerberos ticket or display of the person's is lent to a node, whose root could use them, though their ssh
+# configuration does so. What the inventory itself says counts.
+NOTHING_LENT = "-akx"
 _DEFAULTS = {
     "ANSIBLE_PIPELINING": "True",
     "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
-    # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours. -akx:
-    # as `ssh.NOTHING_LENT`.
-    "ANSIBLE_SSH_EXTRA_ARGS": "-akx -o ServerAliveInterval=10 -o ServerAliveCountMax=3",
+    # A node that hangs, or whose network is cut, would be waited for as long as TCP does: hours.
+    "ANSIBLE_SSH_EXTRA_ARGS": f"{NOTHING_LENT} -o ServerAliveInterval=10 -o ServerAliveCountMax=3",
 }
 # Where Python is looked for on nodes. By their full paths: what a login shell finds first may be a version manager's
 # shim that starts nothing. Not in vars_files, which Ansible reads again for each node.

@@ -37,9 +37,6 @@ _OPTIONS = (
     "Compression=no",  # layers are compressed
     "LogLevel=INFO",  # why it failed
 )
-# No agent, Kerberos ticket or display of the person's is lent to a node, whose root could use them, though their ssh
-# configuration does so. What the inventory itself says counts.
-NOTHING_LENT = "-akx"
 KEPT = 64 << 10  # bytes of the beginning and of the end of what a program complains
 _COMPLAINS_S = 2.0  # seconds for what a program said before it ended
 _LOOK_S = 0.1  # between two looks at how much came
@@ -220,7 +217,7 @@ def _program(variables: Mapping[str, Any]) -> tuple[str, ...]:
     ]
     return (
         str(variables["program"] or "ssh"),
-        NOTHING_LENT,
+        ansible.NOTHING_LENT,
         *_dashed(_OPTIONS),
         *_words(variables["args"]),
         *_dashed(options),

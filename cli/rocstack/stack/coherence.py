@@ -14,7 +14,7 @@ from rocstack.stack import rules
 # AMD's packages: until ROCm 7.2, and since, such as amdrocm-runtime10.0 in /opt/rocm/core-10.0.
 OF_AMD = ("amd", "amdrocm")
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
-AMD = "repo.radeon.com"
+AMD_ORIGIN = "repo.radeon.com"
 _AMD = re.compile(r"https?://repo\.radeon\.com/(?:rocm/apt|amdgpu|graphics)/(\d+\.\d+(?:\.\d+)?)(?:/|$)")
 _CORE = re.compile(r"/rocm/core/packages/([a-z]+)(\d+?)(04)?(?:/|$)")
 _WHEELS = re.compile(r"/whl/(?:\w+/)?rocm(\d+\.\d+)")
@@ -109,7 +109,7 @@ def _of_release(stack: Fields, release: Mapping[str, str]) -> Iterator[Problem]:
         yield ("base", "bootstrap", "distribution"), f"it is '{made.distribution}', and base.os says {os}"
     for index, repository in enumerate(stack.repositories):
         first = repository.suite.partition("/")[0].partition("-")[0]
-        amds = _AMD.match(repository.uri) or repository.origin == AMD  # a mirror keeps the origin
+        amds = _AMD.match(repository.uri) or repository.origin == AMD_ORIGIN  # a mirror keeps the origin
         wanted = release.get("amd", suite) if amds else suite
         if first in suites.keys() - {wanted}:
             yield ("repositories", index, "suite"), f"'{repository.suite}' is of {suites[first]}; {os} is '{wanted}'"

@@ -18,7 +18,7 @@ from rocstack.base.errors import BadInput
 from rocstack.deploy.plan import services
 from rocstack.deploy.read.inventory_groups import is_node_name
 from rocstack.deploy.state.cluster_state import ClusterState
-from rocstack.edge import files, ssh
+from rocstack.edge import ansible, files, ssh
 from rocstack.edge.ssh import FAILED, SshHost, bounded
 
 AT_ONCE = 64  # connections
@@ -80,7 +80,9 @@ def inventory_of(hosts: str, folder: Path, ssh_config: str | None, identity: str
             raise BadInput.of("hosts-not-ssh", host=spec)
     ways = {"ssh_config": _whole(ssh_config), "ssh_identity_file": _whole(identity)}
     # One by one: testinfra keeps a list of hosts in the order in which it was first asked for.
-    named = [testinfra.get_host(spec, **ways, ssh_extra_args=f"{ssh.NOTHING_LENT} -o BatchMode=yes") for spec in specs]
+    named = [
+        testinfra.get_host(spec, **ways, ssh_extra_args=f"{ansible.NOTHING_LENT} -o BatchMode=yes") for spec in specs
+    ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         containers_of = list(pool.map(_names, specs, named))
     _check_names(specs, containers_of)

@@ -74,10 +74,11 @@ def _expanded(path: Path) -> str:
     """A path that ssh will expand: a % of its own is written twice.
 
     Raises:
-        BadInput: ssh would take a part of it for other settings, such as a command to start.
+        BadInput: ssh would take a part of it for other settings, such as a command to start; or Ansible for a template,
+            which can start one, too.
     """
     text = str(path)
-    if '"' in text or not text.isprintable():
+    if set(text) & set('"{') or not text.isprintable():
         raise BadInput.of("odd-folder", folder=visible(text))
     return text.replace("%", "%%")
 

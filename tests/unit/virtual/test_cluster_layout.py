@@ -116,6 +116,13 @@ def test_the_name_of_a_copied_folder_is_no_setting_of_ssh(name: str) -> None:
     assert refused.value.code == "odd-folder"
 
 
+@pytest.mark.parametrize("name", ["{{ lookup('pipe', 'touch ran') }}", "${HOME}"])
+def test_the_name_of_a_copied_folder_is_no_template_of_ansibles(name: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        access.inventory(Path("/work", name), HOSTS, "mi300x-thor2")
+    assert refused.value.code == "odd-folder"
+
+
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
 def test_a_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "deep" / access.KEY

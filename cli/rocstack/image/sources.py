@@ -9,6 +9,9 @@ from rocstack.stack.lock import Lock, source_sha256
 from rocstack.stack.resolve import Part, Resolved
 from rocstack.stack.stack import SourceArchive
 
+# How what `tar` unpacks begins: gzip, xz, bzip2, zstd.
+_PACKED = (b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"(\xb5/\xfd")
+
 
 def check(resolved: Resolved, lock: Lock | None, folder: Path) -> tuple[Path, ...]:
     """The archives of all components, each with the sha256 that the stack or the lock names.
@@ -32,10 +35,15 @@ def pinned(resolved: Resolved, folder: Path) -> Resolved:
     """The same with the sha256 that the folder's archives have, wherever the stack names none: what a lock pins.
 
     Raises:
-        BadInput: no such folder, or archives that are not in it.
+        BadInput: no such folder; archives that are not in it; one that is no archive. A copied rocstack.yml could name a
+            folder of keys, and its stack one of them: what is pinned the images' steps read.
     """
     unknown = [archive for _, archive in _all(resolved) if not archive.sha256]
     _refuse_missing(resolved, folder, {archive.file: None for archive in unknown})
+    for archive in unknown:
+        with (folder / archive.file).open("rb") as file:
+            if not file.read(6).startswith(_PACKED):
+                raise BadInput.of("no-archive", folder / archive.file)
     sums = {archive.url: sha256_of(folder / archive.file) for archive in unknown}
 
     def with_sums(part: Part) -> Part:

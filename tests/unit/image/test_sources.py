@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rocstack.settings.site import Site
 from rocstack.stack import lock, stack
 from rocstack.stack.resolve import Resolved
 
-UCX, OAC = b"UCX's archive", b"PMIx' autotools"
+UCX, OAC = (gzip.compress(data) for data in (b"UCX's archive", b"PMIx' autotools"))
 URL = "https://example.org/pmix/archive/v5.tar.gz"
 
 
@@ -100,6 +101,14 @@ def test_a_lock_pins_what_the_folder_has(folder: Path) -> None:
     locked = lock.Lock(stack="s", definition="ab" * 32, sources=pinning.parse_sources(answer, value))
     assert "pmix's oac-5.tar.gz" not in lock.unpinned(value.stack, locked)
     assert len(sources.check(value, locked, folder)) == 3
+
+
+def test_no_key_is_pinned(folder: Path) -> None:
+    """A rocstack.yml that was copied could name ~/.ssh, and its stack a file there: what is pinned its steps read."""
+    (folder / "oac-5.tar.gz").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    with pytest.raises(BadInput) as refused:
+        sources.pinned(resolved(pinned=False), folder)
+    assert (refused.value.code, str(refused.value.where)) == ("no-archive", str(folder / "oac-5.tar.gz"))
 
 
 def test_the_dockerfile_downloads_what_no_folder_gives() -> None:

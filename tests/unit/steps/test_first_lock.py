@@ -217,7 +217,7 @@ def test_sources_of_a_folder_are_pinned(made: list[Resolved], monkeypatch: pytes
     own = stack.load(AMD)
     for choice in own.components.values():
         for archive in choice.archives:
-            (folder / archive.file).write_bytes(b"x")
+            (folder / archive.file).write_bytes(b"\x1f\x8b")
     with pytest.raises(BadInput) as refused:
         steps.build(options)
     assert (refused.value.code, made) == ("other-source", [])

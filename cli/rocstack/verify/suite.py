@@ -87,7 +87,9 @@ def _pytest(options: SuiteOptions, on_event: OnEvent, *more: str) -> int:
     reader, writer = os.pipe()
     # -P: no module of the folder that somebody works in takes the place of a real one.
     python = [sys.executable, "-P"]
-    line = [*python, *_PYTEST, os.devnull, f"--rootdir={checks()}", f"--events={writer}", *options.arguments()]
+    # Nor does a conftest.py above the checks count: rocstack's environment may lie in a folder that was copied.
+    own = [f"--rootdir={checks()}", f"--confcutdir={checks()}"]
+    line = [*python, *_PYTEST, os.devnull, *own, f"--events={writer}", *options.arguments()]
     with (options.folder / LOG).open("wb") as output:
         process = subprocess.Popen(
             [*line, *more, str(checks())],

@@ -115,6 +115,13 @@ def test_the_time_of_a_check_is_that_of_its_evidence_too(checks: Any) -> None:
     assert all(each.seconds >= 0.2 for each in read(wish.folder).results)
 
 
+def test_no_conftest_above_the_checks_runs(checks: Any, tmp_path: Path) -> None:
+    """rocstack's environment may lie in a working folder, which may have been sent."""
+    (tmp_path / "conftest.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    assert suite.run(checks("record.passed()"), nothing).passed
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_run_that_loses_its_lock_ends_and_says_so(checks: Any, tmp_path: Path) -> None:
     began = str(tmp_path / "began")
     wish = checks(f"open({began!r}, 'w').close(); time.sleep(600)", LOSES.format(path=began))

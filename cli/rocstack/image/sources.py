@@ -35,8 +35,8 @@ def pinned(resolved: Resolved, folder: Path) -> Resolved:
     """The same with the sha256 that the folder's archives have, wherever the stack names none: what a lock pins.
 
     Raises:
-        BadInput: no such folder; archives that are not in it; one that is no archive. A copied rocstack.yml could name a
-            folder of keys, and its stack one of them: what is pinned the images' steps read.
+        BadInput: no such folder; archives that are not in it; one that is no archive. A copied rocstack.yml could name
+            a folder of keys, and its stack one of them: what is pinned the images' steps read.
     """
     unknown = [archive for _, archive in _all(resolved) if not archive.sha256]
     _refuse_missing(resolved, folder, {archive.file: None for archive in unknown})

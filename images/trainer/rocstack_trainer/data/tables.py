@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rocstack_trainer import lent
 from rocstack_trainer.errors import ConfigError
 
 BATCH_BYTES = 2 << 20  # of a column at a time, about: a second or less of a tokenizer
@@ -100,9 +101,10 @@ class Stream(Arrow):
 class Lines(Table):
     """A JSON object a line. Rows are numbered as lines are, from 1; empty ones don't count."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as file:
+    def __init__(self, path: Path, source: Path) -> None:
+        """`path` is what a person calls it."""
+        self.path, self.source = path, source
+        with source.open("rb") as file:
             self.rows = sum(not line.isspace() for line in file)
         self.first = next((row for _, row, _ in self._read()), {})
         self.types = {name: self.kind(name) or type(value).__name__ for name, value in self.first.items()}
@@ -138,7 +140,7 @@ class Lines(Table):
         return f":{row}"
 
     def _read(self) -> Iterator[tuple[int, dict[str, Any], int]]:
-        with self.path.open("rb") as file:
+        with self.source.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.isspace():
                     continue
@@ -156,16 +158,17 @@ def opened(path: Path) -> Iterator[Table]:
     """Raises ConfigError if it can't be read, now or while its batches are."""
     kind = "parquet" if path.suffix == ".parquet" else "an Arrow stream"
     try:
-        if path.suffix == ".jsonl":
-            yield Lines(path)
-        elif path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as source:
-                yield Stream(source)
-        else:
-            # Through a small buffer: without it, a whole column of a row group is in memory.
-            how = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
-            with pq.ParquetFile(path, **how) as file:
-                yield Parquet(file)
+        with lent.opened(path) as source:
+            if path.suffix == ".jsonl":
+                yield Lines(path, source)
+            elif path.suffix == ".arrow":
+                with pa.memory_map(str(source)) as mapped:
+                    yield Stream(mapped)
+            else:
+                # Through a small buffer: without it, a whole column of a row group is in memory.
+                how = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
+                with pq.ParquetFile(source, **how) as file:
+                    yield Parquet(file)
     except (pa.ArrowException, OSError) as error:
         if path.suffix == ".jsonl":
             raise ConfigError(f"{path}: can't be read: {error}") from None

@@ -26,9 +26,9 @@ import numpy as np
 from rocstack_trainer.config import Config, Data
 from rocstack_trainer.data import shards
 from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.lent import not_lent
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
-from rocstack_trainer.saving.folder import not_lent
 
 if TYPE_CHECKING:
     from rocstack_trainer.data.column import Column, Part

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rocstack_trainer.errors import ConfigError
+from rocstack_trainer.lent import not_lent
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"  # of peft: with one, transformers would load the adapter, too, and run its patterns
@@ -148,12 +149,14 @@ def files(folder: Path) -> list[Path]:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise ConfigError(f"model.path: {index}: not an index of weights: {error!r}") from None
+        if other := [name for name in names if name != Path(str(name)).name]:
+            raise ConfigError(f"model.path: {index} names {other[0]!r:.80}, which is no file of the folder")
         if missing := [name for name in names if not (folder / name).is_file()]:
             what = f"{', '.join(missing[:3])} missing ({len(missing)} of the {len(names)} files that {INDEX} names)"
             raise ConfigError(f"model.path: {folder}: {what}\n  download or copy the folder again")
-        return [folder / name for name in names]
+        return [not_lent(folder / name) for name in names]
     if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
+        return [not_lent(folder / "model.safetensors")]
     if others := sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind)):
         raise ConfigError(
             f"model.path: {folder} has no safetensors, only {', '.join(others[:3])}\n  {CONVERT.format(folder)}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rocstack_trainer import lent
 from rocstack_trainer.config import Config
 from rocstack_trainer.errors import ConfigError
 from rocstack_trainer.models import lora, pretrained
@@ -128,11 +129,12 @@ def _model(config: Config, about: Any, tensors: Tensors, notes: Mapping[str, Any
 def _tokenizer(config: Config) -> list[Path]:
     """Its files. Raises ConfigError if one is somebody's link to a file of ours."""
     source = config.data.tokenizer or config.model.path
-    return [*map(folder.not_lent, pretrained.tokenizer(source))] if source else []
+    return [*map(lent.not_lent, pretrained.tokenizer(source))] if source else []
 
 
 def copy_tokenizer(config: Config, to: Path) -> None:
     for file in _tokenizer(config):
-        shutil.copyfile(file, to / file.name)
+        with lent.opened(file) as source:
+            shutil.copyfile(source, to / file.name)
     if config.data.chat_template:
         shutil.copyfile(config.data.chat_template, to / "chat_template.jinja")

@@ -69,19 +69,6 @@ def private(path: Path) -> None:
     raise ConfigError(f"{path}: {fault}: nothing is resumed from there\n  {then}")
 
 
-def not_lent(path: Path) -> Path:
-    """The path, unless it is somebody else's link to a file of ours: what is made of that may be for them to read.
-
-    Raises:
-        ConfigError: it is.
-        OSError: it isn't there.
-    """
-    link, me = path.lstat(), os.geteuid()
-    if link.st_uid in (0, me) or path.stat().st_uid != me:
-        return path
-    raise ConfigError(f"{path}: user {link.st_uid} made this link to a file of yours: it is not read")
-
-
 def check_groups(run: Path, groups: int) -> None:
     """Raises ConfigError if there are checkpoints in `run` that a run of so many groups can't have."""
     there = {path.parents[1] for kind in ("", "group-*/") for path in run.glob(f"{kind}step-*/state.json")}

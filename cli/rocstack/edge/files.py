@@ -60,12 +60,16 @@ def _beside(path: Path) -> IO[bytes]:
 
 
 def leads_out(folder: Path) -> Path | None:
-    """A link somewhere in the folder to what isn't in it, if there is one."""
-    own, rest = folder.resolve(), [str(folder)]
+    """A link somewhere in the folder to what isn't in it, if there is one.
+
+    Raises:
+        OSError: a folder in it may be entered, but doesn't show what is there.
+    """
+    own, rest = Path(os.path.realpath(folder)), [str(folder)]
     while rest:
-        with suppress(OSError), os.scandir(rest.pop()) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(rest.pop()) as entries:
             for each in entries:
-                if each.is_symlink() and not Path(each.path).resolve().is_relative_to(own):
+                if each.is_symlink() and not Path(os.path.realpath(each.path)).is_relative_to(own):
                     return Path(each.path)
                 if each.is_dir(follow_symlinks=False):
                     rest.append(each.path)

@@ -356,7 +356,7 @@ def _refuse_links(out: Path) -> None:
     person's, in whose place contexts and logs would be written."""
     from rocstack.edge import files
 
-    if not out.resolve().is_relative_to(Path.cwd()):
+    if not Path(os.path.realpath(out)).is_relative_to(Path.cwd()):  # `resolve` fails at links in a ring
         raise BadInput.of("out-leads-out", out, out=Path.cwd())
     if link := files.leads_out(out):
         raise BadInput.of("out-leads-out", link, out=out)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +326,28 @@ def test_a_copied_folder_has_nothing_written_where_its_links_lead(tmp_path: Path
     (work / ".rocstack/own").symlink_to("debian-13-tcp")
     assert settings(out=str(home)).out == str(home)
     assert settings().out == ".rocstack"
+
+
+def test_a_copied_folder_shows_what_is_in_it(tmp_path: Path, monkeypatch: Any, cli: Cli) -> None:
+    """One of mode 0311, as an archive can have it, is written to, and its links are not seen."""
+    (hidden := tmp_path / ".rocstack/debian-13-tcp").mkdir(parents=True)
+    (hidden / "world").symlink_to("/home/somebody/.bashrc")
+    hidden.chmod(0o311)
+    scan = os.scandir
+
+    def scandir(path: str) -> Any:  # root sees it
+        if Path(path) == hidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    error = cli("render", "--json", cwd=tmp_path).json()["error"]
+    assert (error["code"], error["where"]) == ("no-access", str(hidden))
+
+
+def test_links_in_a_ring_are_no_defect(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / ".rocstack").symlink_to(".rocstack")
+    assert cli("render", "--json", cwd=tmp_path).json()["error"]["code"] == "no-access"
 
 
 @pytest.mark.parametrize("out", [".rocstack", "builds/here"])

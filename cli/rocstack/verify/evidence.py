@@ -363,6 +363,6 @@ def load(path: Path) -> dict[str, Any]:
         parse("cluster", CLUSTER, recorded["cluster"])
     except FileNotFoundError:
         raise BadInput.of("no-evidence-file", path) from None
-    except (ValueError, KeyError, TypeError, CheckFailed):  # a report is JSON, too
+    except (ValueError, KeyError, TypeError, RecursionError, CheckFailed):  # a report is JSON, too
         raise BadInput.of("not-evidence", path) from None
     return recorded

@@ -196,7 +196,13 @@ def test_a_run_that_nobody_waits_for_ends(checks: Any) -> None:
     assert not (wish.folder / suite.REPORT).exists()
 
 
-@pytest.mark.parametrize("text", [None, "word", "{}", "[]", '{"cluster": 3}', '{"cluster": "c", "results": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "word", "{}", "[]", '{"cluster": 3}', '{"cluster": "c", "results": []}'),
+        pytest.param("[" * 200_000, id="nested"),
+    ],
+)
 def test_evidence_that_is_none(text: str | None, tmp_path: Path, checks: Any) -> None:
     file = tmp_path / "given.json"
     if text is not None:

@@ -139,6 +139,15 @@ def test_the_persons_own_configuration_stays_in_force(place: Path) -> None:
     assert {file.name for file in place.iterdir()} == {"ansible.cfg", "group_vars", "inv", "pass", "play.yml"}
 
 
+def test_no_plugin_of_the_working_folder_runs(place: Path) -> None:
+    """Ansible itself takes those of `shell_plugins`. In /tmp they may be anybody's."""
+    (place / "shell_plugins").mkdir()
+    (place / "shell_plugins/own.py").write_text(f"open({str(place / 'ran')!r}, 'w').close()\n")
+    (place / "inv").write_text(f"n1 {LOCAL}\n")
+    assert [run.state for run in ansible.run("connection.yml", Path("inv"))] == ["ok"]
+    assert not (place / "ran").exists()
+
+
 def test_a_folder_is_an_inventory_too(place: Path) -> None:
     folder = place / "inventory"
     (folder / "group_vars").mkdir(parents=True)

@@ -118,6 +118,10 @@ fingerprint() {
   { cat "$ROOT"/{requirements.lock,pyproject.toml} && "$VENV/bin/python" -V && echo "$ROOT"; } 2>/dev/null | sha256sum
 }
 
+# in_root COMMAND...: pip asks programs for their versions, and rustup's rustc is whatever a file in the folder, or in one
+# above it, says that it is.
+in_root() { (cd / && "$@"); }
+
 # The stamp is written last, so that an interrupted call is done again from the start.
 setup_python() {
   local python pip=("$VENV/bin/python" -I -m pip --no-input --disable-pip-version-check install -q --progress-bar off)
@@ -125,10 +129,10 @@ setup_python() {
   python=$(find_python) || install_python
   python=$(find_python) || fail "no Python $PYTHON_MIN or newer can make a virtual environment" "install python3-venv"
   say "making .venv with $("$python" -V) and the locked requirements (half a minute)"
-  TMPDIR=$TMP quietly "$python" -I -m venv --clear "$VENV" || fail "could not make $VENV" "see Python's message above"
-  quietly "${pip[@]}" --require-hashes -r "$ROOT/requirements.lock" || fail "pip could not install requirements.lock" \
+  TMPDIR=$TMP quietly in_root "$python" -I -m venv --clear "$VENV" || fail "could not make $VENV" "see Python's message above"
+  quietly in_root "${pip[@]}" --require-hashes -r "$ROOT/requirements.lock" || fail "pip could not install requirements.lock" \
     "see pip's message above; behind a proxy set https_proxy, and PIP_CERT to your CA bundle if it inspects TLS"
-  quietly "${pip[@]}" --no-deps --no-build-isolation -e "$ROOT" || fail "pip could not install rocstack" "see above"
+  quietly in_root "${pip[@]}" --no-deps --no-build-isolation -e "$ROOT" || fail "pip could not install rocstack" "see above"
   fingerprint >"$STAMP"
 }
 

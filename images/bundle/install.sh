@@ -144,7 +144,8 @@ if [ -f "$version/.complete" ] && "$version/env/bin/rocstack" --version >/dev/nu
 else
   say "setting up rocstack and its Python in $to (a minute)"
   half="$fresh $version"
-  set_up >"$fresh/log" 2>&1 || {
+  # pip asks programs for their versions: rustup's rustc is whatever a file here says.
+  (cd / && set_up) >"$fresh/log" 2>&1 || {
     tail -n 5 "$fresh/log" >&2
     fail "rocstack could not be set up; $(df -Pk "$to" | awk 'NR == 2 { print int($4 / 1000) }') MB are free in $to" \
       "see the message above; rocstack takes about 400 MB" 3

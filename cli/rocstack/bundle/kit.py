@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -127,15 +127,24 @@ def _wheels(locked: LockedWheels, names: list[str], folder: Path, say: Callable[
         say(f"fetching {len(lacking)} wheels of rocstack's lock")
         wanted = folder / "wanted.txt"
         wanted.write_text("".join(f"{locked.lines[name]}\n" for name in lacking))
-        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+        command = ["download", "--quiet", "--no-deps"]
         command += ["--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "--requirement", str(wanted)]
-        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        done = _pip(command, os.environ)
         wanted.unlink()
         there = dict(_present(locked, folder))
         if done.returncode or any(name not in there for name in names):
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise Missing.of("bundle-no-wheels", folder=folder, why=errors[-1] if errors else last_line(done.stderr))
     return [there[name] for name in names]
+
+
+def _pip(words: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Not in the working folder, which may have been sent: pip asks programs for their versions, and rustup's rustc is
+    whatever a file there says."""
+    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, cwd="/", check=False
+    )
 
 
 def _present(locked: LockedWheels, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -156,10 +165,10 @@ def _own_wheel(folder: Path) -> Path:
     origin = json.loads(dist.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         return _put_together(dist, folder)
-    command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+    command = ["wheel", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", str(folder), str(paths.data_root())]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, check=False)
+    done = _pip(command, env)
     made = list(folder.glob("rocstack-*.whl"))
     if done.returncode or len(made) != 1:
         raise CheckFailed.of("bundle-no-own-wheel", why=last_line(done.stderr))

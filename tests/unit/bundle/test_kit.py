@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -10,9 +11,9 @@ import pytest
 from bundled import tiny_kit
 
 from rocstack.base import paths
-from rocstack.base.errors import CheckFailed
+from rocstack.base.errors import CheckFailed, Missing
 from rocstack.bundle.assemble import install_script
-from rocstack.bundle.kit import LockedWheels, is_kit, needed_names
+from rocstack.bundle.kit import LockedWheels, _wheels, is_kit, needed_names
 from rocstack.bundle.relocatable import wheel_glibc
 
 LOCK = LockedWheels.parse((paths.data_root() / "requirements.lock").read_text())
@@ -45,6 +46,22 @@ def test_each_requirement_has_a_version_and_hashes() -> None:
 )
 def test_the_oldest_glibc_of_a_wheel(name: str, oldest: tuple[int, int]) -> None:
     assert wheel_glibc(name) == oldest
+
+
+def test_pip_takes_no_program_by_a_file_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks rustc for its version, and rustup's is the one that `rust-toolchain.toml` there, or above, names."""
+    (program := tmp_path / "bin/rustc").parent.mkdir()
+    program.write_text(f"#!/bin/sh\npwd >{tmp_path}/ran\n")
+    program.chmod(0o755)
+    (work := tmp_path / "work").mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    name = "six"
+    locked = LockedWheels({name: f"{name}==1 --hash=sha256:{'ab' * 32}"}, {name: "1"}, {name: frozenset({"ab" * 32})})
+    with pytest.raises(Missing):
+        _wheels(locked, [name], tmp_path / "wheels", lambda text: None)
+    assert (tmp_path / "ran").read_text() == "/\n"
 
 
 @pytest.mark.parametrize(

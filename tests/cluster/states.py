@@ -3,9 +3,10 @@ nodes, and by what each said of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from rocstack.base import finding_texts
 from rocstack.doctor.nodes import RULES
@@ -13,6 +14,7 @@ from rocstack.node.profile import NodeProfile
 from rocstack.verify.evidence import NoAnswer, NodeEvidence
 from rocstack.verify.recorder import Recorder
 
+T = TypeVar("T", bound=Hashable)
 MESHED = ("gfx942", "gfx950")  # MI300 to MI355: every GPU of a node has a link to every other
 
 
@@ -48,6 +50,13 @@ def judge(
 def equal(record: Recorder, what: str, value: Callable[[NodeProfile], str | None]) -> None:
     """The same on all nodes; None is "could not be read"."""
     record.all_equal({node.name: value(node.profile) for node in record.nodes if node.profile}, what)
+
+
+def commonest(values: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> tuple[T, ...]:
+    """What most have, of several as common the largest, since what one node lost makes no other one wrong. Where there
+    are several of those nobody knows which is right."""
+    ranks = {value: (count, size(value)) for value, count in Counter(values).items()}
+    return tuple(value for value, rank in ranks.items() if rank == max(ranks.values()))
 
 
 def listed(values: Iterable[object]) -> str:

@@ -176,7 +176,8 @@ def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Fir
 
 
 def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
-    """Node -> the blocks of its GPUs that have another version than those of most; all are of one model."""
+    """Node -> the blocks of its GPUs that have another version than those of most, or than as many others; all are of
+    one model."""
     blocks: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
     for node, gpus in nodes.items():
         for gpu, named in gpus.items():
@@ -184,15 +185,16 @@ def odd(nodes: Mapping[str, Firmware]) -> dict[str, list[str]]:
                 blocks[block].append((node, gpu, version))
     differing: dict[str, list[str]] = {node: [] for node in nodes}
     for block, rows in sorted(blocks.items()):
-        versions = [version for *_, version in rows]
-        usual = max(sorted(set(versions)), key=versions.count)
+        usual = states.commonest(version for *_, version in rows)
         others: dict[tuple[str, str], list[int]] = defaultdict(list)
         for node, gpu, version in rows:
-            if version != usual:
+            if (version,) != usual:
                 others[node, version].append(gpu)
         for (node, version), own in others.items():
             which = f"GPU {own[0]}" if len(own) == 1 else f"{len(own)} GPUs"
-            differing[node].append(f"{which}: {block} {version}, most have {usual}")
+            have = "as many have" if version in usual else "most have"
+            known = " or ".join(sorted({*usual} - {version}))
+            differing[node].append(f"{which}: {block} {version}, {have} {known}")
     return differing
 
 

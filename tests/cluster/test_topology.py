@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import states
 from states import MESHED, profiles, readable
 
 from rocstack.base.errors import CheckFailed
@@ -174,7 +175,7 @@ def _xgmi(profile: NodeProfile) -> set[tuple[int, int]]:
 def test_topology(record: Recorder) -> None:
     """Slots are compared, not names: those are the check rdma-devices'."""
     ways = {node.name: _ways(profile) for node, profile in profiles(record)}
-    usual = Counter(ways.values()).most_common(1)[0][0] if ways else ()
+    usual = states.commonest(ways.values(), lambda own: sum(via == "switch" for *_, via in own))
     for node, profile in profiles(record):
         text = ", ".join(f"GPU {link.gpu}: {link.nic} ({link.via})" for link in profile.affinity)
         vias = Counter(link.via for link in profile.affinity)
@@ -184,9 +185,11 @@ def test_topology(record: Recorder) -> None:
             record.skipped(node.name, "no NIC belongs to its GPUs")
         elif vias["switch"] and far:
             record.failed(node.name, f"without a NIC on its switch: {listed(far)}", value, evidence=text)
-        elif ways[node.name] != usual:
-            odd = listed(f"GPU {gpu}" for gpu, *_ in sorted(set(ways[node.name]) ^ set(usual)))
-            record.failed(node.name, f"{odd}: connected differently from most nodes", value, evidence=text)
+        elif (ways[node.name],) != usual:
+            other = next(each for each in usual if each != ways[node.name])
+            odd = listed(f"GPU {gpu}" for gpu in sorted({gpu for gpu, *_ in {*ways[node.name]} ^ {*other}}))
+            others = "as many others" if ways[node.name] in usual else "most nodes"
+            record.failed(node.name, f"{odd}: connected differently from {others}", value, evidence=text)
         elif not vias["switch"]:
             record.measured(node.name, value, evidence=text)  # there is no switch, or none was seen
         else:
@@ -202,7 +205,7 @@ def _ways(profile: NodeProfile) -> tuple[tuple[int, str, str], ...]:
 
 def _drawn(profile: NodeProfile) -> dict[str, Any]:
     speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
-    states = {device.name: [port.state for port in device.ports] for device in profile.verbs}
+    up = {device.name: [port.state for port in device.ports] for device in profile.verbs}
     return {
         "gpus": [{"index": g.index, "pci": g.pci, "numa": g.numa, "name": g.name or g.device} for g in profile.gpus],
         "nics": [
@@ -211,7 +214,7 @@ def _drawn(profile: NodeProfile) -> dict[str, Any]:
                 "pci": nic.pci,
                 "numa": nic.numa,
                 "speed": next((speeds[name] for name in nic.netdevs if speeds.get(name)), None),
-                "state": next(iter(states.get(nic.verbs or "", ())), None),
+                "state": next(iter(up.get(nic.verbs or "", ())), None),
             }
             for nic in profile.nics
             if nic.nic

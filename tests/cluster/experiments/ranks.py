@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from states import commonest
 
 FALLS = 0.1  # of the first loss, that the last one must be lower
 LOST = 4  # the exit code of a rank that lost another one
@@ -50,7 +51,8 @@ def speed(row: Row) -> float:
 
 
 def strangers(rows: Sequence[Row]) -> dict[str, str]:
-    """Of each node that has a rank whose weights are not those of most in their run, which rank and when."""
+    """Of each node that has a rank whose weights are not those of most in their run, or are those of as many as others
+    have, which rank and when."""
     reasons: dict[str, str] = {}
     for when, words in (("before", "at the start"), ("after", "at the end")):
         groups: dict[str, list[Row]] = {}
@@ -58,24 +60,21 @@ def strangers(rows: Sequence[Row]) -> dict[str, str]:
             if when in row:
                 groups.setdefault(row["node"] if row["run"] == "node" else "", []).append(row)
         for node, group in groups.items():
-            usual = most(row[when] for row in group)
+            usual = commonest(row[when] for row in group)
             run = "of the node's" if node else "of all"
             for row in group:
-                if row[when] != usual:
-                    why = f"rank {row['rank']} of {row['world']} has other weights {words} than most {run} ranks"
+                if (row[when],) != usual:
+                    others = "as many" if row[when] in usual else "most"
+                    why = f"rank {row['rank']} of {row['world']} has other weights {words} than {others} {run} ranks"
                     reasons.setdefault(row["node"], why)
     return reasons
-
-
-def most(values: Iterable[str]) -> str:
-    return Counter(values).most_common(1)[0][0]
 
 
 def alone(training: Mapping[str, Any], device: str = "") -> Row:
     """One rank that trained as most of them did."""
     rows = [row for row in of(training, "alone") if "after" in row and device in ("", row["device"])]
     rows = [row for row in rows if not unlearned(row)] or rows
-    usual = most(row["after"] for row in rows)
+    usual = commonest(row["after"] for row in rows)[0]
     return next(row for row in rows if row["after"] == usual)
 
 

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+import states
 from experiments.gpus import gres
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed
+from rocstack.stack.gpus import model_of
 from rocstack.verify.evidence import ControllerAnswer, HostAnswer, NoAnswer, NodeEvidence
 from rocstack.verify.parsers import amd_smi
 from rocstack.verify.pytest_plugin import check
@@ -20,6 +22,7 @@ LAMINI = "Lamini, multi-node training: the tests of a cluster"
 HARMLESS = ("ENXIO", "ENODEV")  # of a virtual node's devices: permitted, and no driver behind them
 # Of a GPU, by its mode: in CPX as many as it has dies for computing.
 PARTITIONS = {"SPX": (1,), "DPX": (2,), "TPX": (3,), "QPX": (4,), "CPX": (4, 6, 8)}
+OF_PARTS = ("rocm-smi", "rocminfo")  # which count these
 BUSY = "mmediate"  # "Immediate execution impossible": Slurm's word for GPUs that others have
 
 
@@ -44,10 +47,11 @@ def test_gres(record: Recorder, controller: ControllerAnswer) -> None:
             continue
         kinds = gres(rows[node.name])
         record.equal(node.name, sum(kinds.values()), len(profile.gpus), "GPUs", evidence=rows[node.name])
-        known = " ".join(gpu.name or gpu.gfx or "" for gpu in profile.gpus).lower()
+        known = " ".join(f"{gpu.name or gpu.gfx} {model_of(gpu.device, gpu.name)}" for gpu in profile.gpus).lower()
         strange = [kind for kind in kinds if kind and kind.lower() not in known]
         if strange:
-            record.failed(node.name, f"Slurm calls them {', '.join(strange)}, the node has {known}", strange[0])
+            has = states.listed(gpu.name or gpu.gfx for gpu in profile.gpus)
+            record.failed(node.name, f"Slurm calls them {', '.join(strange)}, the node has {has}", strange[0])
 
 
 @check(
@@ -220,10 +224,17 @@ def test_gpu_tools(record: Recorder, gpu_jobs: dict[str, Any], on_hosts: dict[st
         known = {tool: count for tool, count in counts.items() if count is not None}
         if not known:
             record.skipped(node.name, "none of rocm-smi, amd-smi, rocminfo and lspci is in the image", "no-tool")
-        wrong = {tool: count for tool, count in known.items() if count not in _counts(tool, pcis, on_hosts[node.name])}
-        for tool, count in (wrong or dict(list(known.items())[:1])).items():
-            text = ", ".join(f"{name} {number}" for name, number in known.items())
-            record.equal(node.name, count, len(pcis), "GPUs", why=f"{tool} sees {count} of {len(pcis)}", evidence=text)
+        parts = len(seen[node.name].gpus)
+        wrong = {
+            tool: count for tool, count in known.items() if count not in _counts(tool, parts, pcis, on_hosts[node.name])
+        }
+        more: dict[str, Any] = {"evidence": ", ".join(f"{name} {number}" for name, number in known.items())}
+        more["wanted"] = f"{len(pcis)} GPUs" + (f" in {parts} parts" if parts > len(pcis) else "")
+        for tool, count in wrong.items():
+            number = parts if tool in OF_PARTS else len(pcis)
+            record.failed(node.name, f"{tool} sees {count} of {number}", count, "GPUs", **more)
+        if known and not wrong:
+            record.passed(node.name, next(iter(known.values())), "GPUs", **more)
 
 
 @check(
@@ -256,11 +267,13 @@ def test_hip_check(record: Recorder, gpu_jobs: dict[str, Any]) -> None:
             record.passed(node.name, right, "GPUs", **more)
 
 
-def _counts(tool: str, pcis: Collection[str], host: NoAnswer | HostAnswer) -> set[int]:
-    """What a tool may count, by how the GPUs are divided now; as many as cards where nothing tells of that."""
+def _counts(tool: str, parts: int, pcis: Collection[str], host: NoAnswer | HostAnswer) -> set[int]:
+    """What a tool may count: cards, or the parts that the driver has of them, also by how they are divided now."""
+    if tool not in OF_PARTS:
+        return {len(pcis)}
     modes = {host.partitions.get(pci) for pci in pcis} if isinstance(host, HostAnswer) else set()
-    parts = PARTITIONS.get(modes.pop() or "", (1,)) if len(modes) == 1 else (1,)
-    return {len(pcis) * number for number in (parts if tool in ("rocm-smi", "rocminfo") else (1,))}
+    numbers = PARTITIONS.get(modes.pop() or "", (1,)) if len(modes) == 1 else (1,)
+    return {parts, *(len(pcis) * number for number in numbers)}
 
 
 def _listed(text: str | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from experiments.gpus import gres
 from states import profiles, readable
 
 from rocstack.base.errors import CheckFailed, RocstackError
-from rocstack.node.profile import NodeProfile
+from rocstack.node.profile import Gpu, NodeProfile
 from rocstack.stack.gpus import board_of
 from rocstack.verify.evidence import CheckSkipped, ControllerAnswer, HostAnswer, NoAnswer
 from rocstack.verify.parsers import amd_smi
@@ -52,8 +52,11 @@ def test_gpu_count(record: Recorder, request: Any, on_hosts: dict[str, NoAnswer 
     for node in record.nodes:
         gpus = node.profile.gpus if node.profile else ()
         host = on_hosts.get(node.name)
-        whole = _whole([gpu.device for gpu in gpus], guest=isinstance(host, HostAnswer) and bool(host.guest))
-        wanted = max(usual, len(gpus), whole) if gpus else _known(request, node.name)
+        cards = {gpu.pci: gpu.device for gpu in gpus}
+        whole = _whole([*cards.values()], guest=isinstance(host, HostAnswer) and bool(host.guest))
+        parts = max(Counter(gpu.pci for gpu in gpus).values(), default=1)  # that a GPU is divided into
+        lost = max(whole - len(cards), 0) * parts
+        wanted = max(usual, len(gpus) + lost) if gpus else _known(request, node.name)
         if node.profile is None:
             record.failed(node.name, "could not be inspected: its profile was not read")
         elif not wanted:
@@ -94,7 +97,14 @@ def _known(request: Any, name: str) -> int:
     source=LAMINI,
 )
 def test_gpu_model(record: Recorder) -> None:
-    states.equal(record, "the GPU", lambda profile: states.listed(gpu.name or gpu.device for gpu in profile.gpus))
+    named = _named(record)
+    states.equal(record, "the GPU", lambda profile: states.listed(named(gpu) for gpu in profile.gpus))
+
+
+def _named(record: Recorder) -> Callable[[Gpu], str]:
+    """What a GPU is called; where its name can't be read, as others of its PCI id."""
+    names = {gpu.device: gpu.name for _, profile in profiles(record) for gpu in profile.gpus if gpu.name}
+    return lambda gpu: gpu.name or names.get(gpu.device) or gpu.device
 
 
 @check(
@@ -156,6 +166,7 @@ def _jobs(record: Recorder, request: Any) -> dict[str, Any]:
 def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Firmware]]:
     """Model -> node -> what amd-smi says there. Of a virtual node it knows nothing."""
     versions: dict[str, dict[str, Firmware]] = defaultdict(dict)
+    named = _named(record)
     for node, profile in profiles(record):
         text = ((jobs.get(node.name, {}).get("all") or {}).get("amd_smi") or {}).get("firmware")
         if node.virtual or text is None:
@@ -165,7 +176,7 @@ def _firmware(record: Recorder, jobs: dict[str, Any]) -> dict[str, dict[str, Fir
         except CheckFailed as error:
             record.failed(node.name, error.what)
             continue
-        models = {gpu.name or gpu.device for gpu in profile.gpus}
+        models = {named(gpu) for gpu in profile.gpus}
         if len(models) > 1:
             record.skipped(node.name, "its GPUs are of several models, each with firmware of its own")
         elif not any(listed.values()):

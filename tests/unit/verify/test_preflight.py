@@ -280,3 +280,19 @@ def test_it_is_no_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setattr(preflight.sys, "argv", ["rocstack-preflight"])
     assert preflight.main() == 2
     assert "start it in a job script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "broken"), [(3, "n1"), (3, "n2"), (4, "n1 n3"), (4, "n2 n4"), (5, "n1 n3"), (6, "n1 n3 n6")]
+)
+def test_fit_nodes_that_each_met_an_unfit_one_first(monkeypatch: pytest.MonkeyPatch, count: int, broken: str) -> None:
+    found = judged(monkeypatch, World(dict.fromkeys(names(count), FIT), broken={*broken.split()}))
+    assert set(found) == {*broken.split()}
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 8])
+def test_in_each_round_others_meet(count: int) -> None:
+    rounds = [preflight.others(names(count), number) for number in range(count - 1 + count % 2)]
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(met) == len({*met}) == count * (count - 1) / 2
+    assert all(len({*sum(pairs, ())}) == 2 * len(pairs) for pairs in rounds)

@@ -40,6 +40,7 @@ VARIABLE = "ROCSTACK_VERIFY_SOAK"  # minutes of a soak
 MINUTES, VIRTUAL = 480.0, 0.25  # of AMD's guide; where nothing can wear out
 
 KEPT = 60_000  # characters of a tool's words
+ALIKE = 20  # lines of ranks that say the same but for numbers
 LINES = 500  # of a kernel's log
 RANK = re.compile(r"^# +Rank +\d+ ")
 BIG, ROOMY = 8 << 30, 128e9  # bytes: of a sum that thresholds are about, and of a GPU that has room for it
@@ -135,12 +136,21 @@ def _rccl(cluster: Any, nodes: Sequence[str], gpus: int) -> dict[str, Any]:
 
 
 def short(text: str) -> str:
-    """Each way that data take, once; of each rank its number; and the end of the tool's own lines."""
+    """Each way that data take, once; of each rank its number; and the end of the tool's own lines, without what many
+    ranks say alike: a thousand warnings would push its table out."""
     words = [(line, rccl_parser.without_rccl(line)) for line in parsers.lines(text)]
     own = [own for line, own in words if "NCCL INFO" not in line or own.strip()]
     ranks = [rank[0] for line in own if (rank := RANK.match(line))]
-    rest = "\n".join(line for line in own if not RANK.match(line))
+    said = Counter[str]()
+    rest = "\n".join(line for line in own if not RANK.match(line) and _is_new(line, said))
     return "\n".join([*rccl_parser.brief(text), *ranks, rest[-KEPT:]])
+
+
+def _is_new(line: str, said: Counter[str]) -> bool:
+    """Whether it is of the table, or few such were `said` before, whatever numbers they have."""
+    kind = re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "", line)
+    said[kind] += 1
+    return said[kind] <= ALIKE or bool(re.match(r"\s*[#0-9]", line))
 
 
 def minutes(virtual: bool, text: str | None) -> float:

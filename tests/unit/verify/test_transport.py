@@ -118,3 +118,18 @@ def test_what_rccl_says_of_each_channel_is_kept_before_the_table() -> None:
     assert "via NET/IB/0/GDRDMA" in rccl.short(text)
     assert "Avg bus bandwidth" in rccl.short(text)
     assert "Using [0]bnxt_re0" not in rccl.short(text)
+
+
+@pytest.mark.parametrize("table", [0, 1, 2])
+def test_what_a_thousand_ranks_warn_of_pushes_no_table_out(table: int) -> None:
+    """UCX warns on standard output, libibverbs on the other, which stands behind it."""
+    ucx = [
+        f"[1732712345.{n:06}] [n{n // 8}:{4100 + n}:0] parser.c:2036 UCX  WARN  unused variable" for n in range(1024)
+    ]
+    verbs = [f"libibverbs: Warning: no userspace device-specific driver found for uverbs{n}" for n in range(1024)]
+    texts = ["\n".join(ucx), "\n".join(verbs)]
+    said = sample("rccl/mi300x-two-nodes")
+    kept = rccl.short("\n".join([*texts[:table], said, *texts[table:]]))
+    assert parsers_rccl.parse(kept).rows == parsers_rccl.parse(said).rows
+    assert "UCX  WARN" in kept
+    assert "libibverbs: Warning" in kept

@@ -11,6 +11,7 @@ from experiments import containers, credentials
 from states import answers
 
 from rocstack.image.labels import OWN
+from rocstack.node import slurm_state
 from rocstack.stack import rules
 from rocstack.verify.evidence import (
     CREDENTIALS,
@@ -28,9 +29,7 @@ from rocstack.verify.pytest_plugin import check
 from rocstack.verify.recorder import Recorder
 
 GOOD = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
-BAD = frozenset(
-    {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN", "INVALID_REG", "ERROR"}
-)
+BAD = slurm_state.AWAY | {"DRAIN", "FAIL", "MAINTENANCE", "POWER_DOWN", "POWER_DRAIN", "DYNAMIC_FUTURE"}
 EXPIRED, REWOUND = 15, 16  # munge(3): the decoder's clock is ahead, or behind
 LOGS = "`rocstack logs NODE` shows why; `rocstack deploy` restarts its container"
 

@@ -12,7 +12,7 @@ from .engine import Row
 
 OURS = "rocstack:"  # begins every reason that a deploy gives; a node with another reason is somebody else's matter
 _BASE = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING"})
-_AWAY = frozenset({"NOT_RESPONDING", "UNKNOWN", "DOWN", "ERROR", "FUTURE", "INVALID_REG", "POWERED_DOWN",
+AWAY = frozenset({"NOT_RESPONDING", "UNKNOWN", "DOWN", "ERROR", "FUTURE", "INVALID_REG", "POWERED_DOWN",
                    "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "REBOOT_REQUESTED"})  # fmt: skip
 _ENDED = frozenset({"PENDING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
                     "DEADLINE", "OUT_OF_MEMORY"})  # fmt: skip
@@ -72,7 +72,7 @@ def not_ready(node: Row | None, since: float = 0) -> str:
 def not_back(node: Row, since: float = 0) -> str:
     """Why its slurmd counts as away; "" where it answers, drained or not."""
     state = set(node["state"])
-    if state & _AWAY or not state & _BASE:
+    if state & AWAY or not state & _BASE:
         return f"is {state_text(node)}"
     return "its slurmd has not started anew" if node["started"] < since else ""
 

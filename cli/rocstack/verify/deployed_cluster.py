@@ -37,7 +37,7 @@ Words = Iterable[str]
 _STATUS = ("name", "roles", "virtual", "image", "digest", "health", "slurm", "reason", "restarts")
 MOST_VALUES = 1_000_000  # of a node's answer
 _FACTS = ("behind", "ahead", "cpus", "memory")
-_SHUT = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"}
+_SHUT = slurm_state.AWAY | {"DRAIN", "FAIL"}
 _BREAK = "\x1e"
 # The image's labels; what its entrypoint computed of the fabric; whether MUNGE works, without which no job starts.
 _WORKER_COMMAND = f"""docker inspect --format '{{{{json .Config.Labels}}}}' {services.WORKER} || exit

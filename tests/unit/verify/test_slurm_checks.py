@@ -40,6 +40,18 @@ def drained(evidence: Evidence) -> None:
     row(evidence).update(state=["IDLE", "DRAIN"], reason="bad fan")
 
 
+def maintained(evidence: Evidence) -> None:
+    row(evidence).update(state=["IDLE", "MAINTENANCE", "RESERVED"])
+
+
+def booting(evidence: Evidence) -> None:
+    row(evidence).update(state=["IDLE", "REBOOT_ISSUED"])
+
+
+def switched_off(evidence: Evidence) -> None:
+    row(evidence).update(state=["IDLE", "CLOUD", "POWERING_DOWN"])
+
+
 def unknown(evidence: Evidence) -> None:
     del evidence["controller"]["nodes"][1]
     del evidence["in_containers"]["n1"]["names"]["n2"]
@@ -180,6 +192,9 @@ def unrecorded(evidence: Evidence) -> None:
 FAULTS: list[tuple[str, Callable[[Evidence], None], str]] = [
     ("workers", down, "down+not_responding (Not responding)"),
     ("workers", drained, "bad fan"),
+    ("workers", maintained, "Slurm starts no jobs there: idle+maintenance+reserved"),
+    ("workers", booting, "Slurm starts no jobs there: idle+reboot_issued"),
+    ("workers", switched_off, "Slurm starts no jobs there: idle+cloud+powering_down"),
     ("workers", unknown, "Slurm doesn't know it"),
     ("workers", a_worker_more, "Slurm has the worker n3"),
     ("workers", absent, "no route to host"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from rocstack.base.errors import BadInput, did_you_mean
 from rocstack.base.words import Value
 from rocstack.doctor.rdma_states import active, slingshot
 from rocstack.node.profile import Gpu, Nic, NodeProfile
+from rocstack.node.rdma_ports import OWN_GPU
 from rocstack.stack.gpus import model_of
 
 
@@ -72,10 +73,13 @@ class Quantity(Value):
     unit: str
     thresholds: tuple[Threshold, ...]
 
-    def of(self, gpus: Iterable[str], nics: Iterable[str], nodes: int = 1) -> Threshold | None:
-        gpu, nic = " ".join(gpus), " ".join(nics)
-        fit = (each for each in self.thresholds if re.search(each.gpu, gpu) and re.search(each.nic, nic))
-        return next((each for each in fit if not each.nodes or each.nodes[0] <= nodes <= each.nodes[1]), None)
+    def of(self, gpus: Iterable[str], nics: Sequence[str], nodes: int = 1) -> Threshold | None:
+        """Of what is about NICs, by the first kind, the data network's; where none fits that, by all."""
+        gpu = " ".join(gpus)
+        fit = [each for each in self.thresholds if re.search(each.gpu, gpu)]
+        fit = [each for each in fit if not each.nodes or each.nodes[0] <= nodes <= each.nodes[1]]
+        texts = dict.fromkeys((*nics[:1], " ".join(nics)))
+        return next((each for nic in texts for each in fit if re.search(each.nic, nic)), None)
 
 
 @cache
@@ -101,12 +105,15 @@ def load(overlay: Path | None = None) -> dict[str, Quantity]:
 
 def hardware(profile: NodeProfile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The models of a node's GPUs and NICs with their number, as a threshold's patterns see them; the data network's
-    cards first."""
+    cards first: where each GPU has one on its PCIe switch, those."""
     gpus = Counter(f"{_gpu(gpu)} {gpu.gfx or ''}".strip() for gpu in profile.gpus)
     speeds = {netdev.name: netdev.speed for netdev in profile.netdevs}
     # InfiniBand has no network device where IPoIB is off.
     rates = {device.name: [port.rate for port in device.ports] for device in profile.verbs}
     data = {device.name for device, _ in active(profile)} | {netdev.name for netdev in slingshot(profile)}
+    beside = {link.nic for link in profile.affinity if link.via == OWN_GPU}
+    if all(link.via == OWN_GPU for link in profile.affinity):
+        data = data & beside or data  # others, as for storage, may be as fast
     nics: Counter[tuple[bool, str]] = Counter()
     for nic in profile.nics:
         if nic.nic:

@@ -234,6 +234,45 @@ def test_a_card_that_carries_no_data_raises_no_threshold() -> None:
     assert "1 × broadcom" in thresholds.hardware(replace(profile, nics=(*profile.nics, spare)))[1]
 
 
+@pytest.mark.parametrize(
+    ("rate", "more", "texts", "least"),
+    [
+        (
+            400000,
+            {},
+            ("8 × mellanox 400G", "2 × mellanox 400G"),
+            {"all-reduce-busbw": 304, "rdma-write-bandwidth": 280},
+        ),
+        (
+            200000,
+            {"device": "14e4:1760", "nic": "broadcom"},
+            ("8 × mellanox 200G", "2 × broadcom 400G"),
+            {"all-reduce-busbw": 152, "rdma-write-bandwidth": 140},
+        ),
+    ],
+)
+def test_cards_for_storage_are_none_of_those_beside_the_gpus(
+    rate: int, more: dict[str, Any], texts: tuple[str, ...], least: dict[str, float]
+) -> None:
+    """Though they are as fast, or faster, and up."""
+    profile = node("mi300x-cx7", rate)
+    nic, device, netdev = profile.nics[0], profile.verbs[0], profile.netdevs[1]
+    for number in (8, 9):  # beside that for management
+        port = replace(device.ports[0], rate=400000)
+        own = {"netdevs": (f"store{number}",), "pci": f"0000:f{number}:00.0"}
+        profile = replace(
+            profile,
+            nics=(*profile.nics, replace(nic, **more, **own, verbs=f"mlx5_1{number}")),
+            verbs=(*profile.verbs, replace(device, **own, name=f"mlx5_1{number}", ports=(port,))),
+            netdevs=(*profile.netdevs, replace(netdev, name=f"store{number}", speed=400000)),
+        )
+    gpus, nics = thresholds.hardware(profile)
+    assert nics[0] == texts[0]
+    assert {*texts} <= {*nics}
+    bounds = {name: thresholds.load()[name].of(gpus, nics, 2) for name in least}
+    assert {name: bound and bound.least for name, bound in bounds.items()} == least
+
+
 def test_a_site_says_how_fast_its_ports_are_meant_to_be(tmp_path: Path) -> None:
     text = 'nic-speed: {unit: Gb/s, thresholds: [{least: 200, nic: "broadcom 400G", source: our switches}]}'
     profile = node("mi300x-thor2", 200000, device="14e4:1760")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
 
@@ -70,11 +70,6 @@ def got(record: Recorder, ran: Mapping[str, Any]) -> list[str]:
     return [node for node in names(record) if node not in lost]
 
 
-def gpus(record: Recorder) -> int:
-    """That each of the nodes has."""
-    return min(len(node.profile.gpus) for node in record.nodes if node.profile)
-
-
 def model(node: NodeEvidence) -> str:
     """ "MI300X" of "AMD Instinct MI300X OAM"."""
     named = (model_of(gpu.device, gpu.name) for gpu in (node.profile.gpus if node.profile else ()))
@@ -120,7 +115,7 @@ def test_rvs(record: Recorder, evidence: Any, cluster: Any) -> None:
         for kind in sorted({model(node) for node in record.nodes}):
             chosen = [node.name for node in record.nodes if model(node) == kind]
             for module, seconds in MODULES.items():
-                words = ["python3", "-c", RVS, kind, module, str(gpus(record)), str(seconds)]
+                words = ["python3", "-c", RVS, kind, module, str(performance.gpus(record.nodes)), str(seconds)]
                 ran = performance.tools(cluster, chosen, [{module: words}], seconds=seconds + 60, minutes=30)
                 for node, said in ran.items():
                     before = outputs.get(node, {})
@@ -276,6 +271,14 @@ def judge_tests(record: Recorder, node: str, tests: Mapping[int, Sequence[float]
             record.judge(node, speed, quantity, evidence=f"test {test}: {TESTS[test - 1]}")
 
 
+def judge_number(record: Recorder, node: str, tool: str, runs: Collection[str], has: Mapping[str, int]) -> None:
+    """That each GPU had its run, of those that had some; `runs` end with "GPU 0"."""
+    number = len({name.rpartition(" ")[2] for name in runs})
+    if 0 < number < has.get(node, 0):
+        why = f"{tool} ran on {number} of {has[node]} GPUs"
+        record.failed(node, why, number, "GPUs", wanted=f"{has[node]} GPUs")
+
+
 @check(
     name="babelstream",
     title="GPU memory is as fast as the model's should be",
@@ -291,11 +294,13 @@ def judge_tests(record: Recorder, node: str, tests: Mapping[int, Sequence[float]
 def test_babelstream(record: Recorder, evidence: Any, cluster: Any) -> None:
     def fetch() -> dict[str, Any]:
         words = ["hip-stream", "-n", "50", "-s", "268435456", "--device"]
-        at_once = {f"GPU {index}": [*words, str(index)] for index in range(gpus(record))}
+        at_once = {f"GPU {index}": [*words, str(index)] for index in range(performance.gpus(record.nodes))}
         return performance.tools(cluster, names(record), [at_once], seconds=300, minutes=60)
 
     ran = evidence.take("babelstream", fetch)
+    has = {node.name: len(node.profile.gpus) for node in record.nodes if node.profile}
     for node in got(record, ran):
+        judge_number(record, node, "hip-stream", ran.get(node, {}), has)
         for name, run in sorted(ran.get(node, {"GPU 0": None}).items()):
             speeds = read(record, node, run, gpu_tools.parse_babelstream, f"hip-stream, {name}")
             for function, speed in (speeds or {}).items():
@@ -328,12 +333,14 @@ def test_gemm_rocblas(record: Recorder, evidence: Any, cluster: Any) -> None:
                 ]
             }
             for quantity, line in PRECISIONS.items()
-            for index in range(gpus(record))
+            for index in range(performance.gpus(record.nodes))
         ]
         return performance.tools(cluster, names(record), batches, seconds=90, minutes=60)
 
     ran = evidence.take("rocblas", fetch)
+    has = {node.name: len(node.profile.gpus) for node in record.nodes if node.profile}
     for node in got(record, ran):
+        judge_number(record, node, "rocblas-bench", ran.get(node, {}), has)
         for name, run in sorted(ran.get(node, {"rocblas-fp32 GPU 0": None}).items()):
             quantity, _, gpu = name.partition(" ")
             tflops = read(record, node, run, best_of, f"rocblas-bench, {gpu}")

@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ import kernel
 
 from rocstack.base.errors import BadInput
 from rocstack.verify import parsers
-from rocstack.verify.evidence import LOG_LINE
+from rocstack.verify.deployed_cluster import usual
+from rocstack.verify.evidence import LOG_LINE, NodeEvidence
 from rocstack.verify.parsers import rccl as rccl_parser
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -46,6 +47,11 @@ RANK = re.compile(r"^# +Rank +\d+ ")
 BIG, ROOMY = 8 << 30, 128e9  # bytes: of a sum that thresholds are about, and of a GPU that has room for it
 
 Batch = Mapping[str, Sequence[str]]
+
+
+def gpus(nodes: Iterable[NodeEvidence]) -> int:
+    """That most of them have: those with another number are left out of jobs."""
+    return usual(sum(gpu.kfd_node is not None for gpu in node.profile.gpus) for node in nodes if node.profile)
 
 
 def whole(cluster: Any, minutes: int) -> Any:

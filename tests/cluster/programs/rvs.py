@@ -21,6 +21,7 @@ START = 2  # seconds of an action on a GPU before it begins
 LEAST = 1200  # seconds, also where a configuration has no times, as that of mem
 KEPT = re.compile(
     r"\[RESULT.*(met: |pass: |mem +T|=+ ?Test \d|peers: ?|GBps|not measured|check error)|ERROR|FAIL |cannot|denied"
+    r"|^Memory access fault|^HW Exception|^terminate called"
 )
 POWER = re.compile(r"(\[[^\]]+\] \[GPU::[^\]]*\]) Power\(W\) (?:(0(?:\.0+)?|\d{5}\S*|-?[ni]\w+)$|\d)")
 LINES = 40  # of the end, where there is no result

@@ -69,7 +69,8 @@ def real() -> Evidence:
     ways = [*rows(" -> ", "54.1 ", "46.100"), *rows(" <- ", "33.9 ", "46.300"), *rows(" <-> ", "88.0 ", "92.400")]
     bench["p2p"]["out"] = "\n".join([table, "Bidirectional", *ways, f"CPU->CPU{both.partition('CPU->CPU')[2]}"])
     bench |= {"example": {"code": 0, "out": example(EXAMPLE)}}
-    gemm = {"rocblas-fp32 GPU 0": said("rocblas", "gemm-fp32"), "rocblas-fp16 GPU 0": said("rocblas", "gemm-batched")}
+    gemm = {f"rocblas-fp32 GPU {gpu}": said("rocblas", "gemm-fp32") for gpu in range(8)}
+    gemm |= {f"rocblas-fp16 GPU {gpu}": said("rocblas", "gemm-batched") for gpu in range(8)}
     gpu = {"name": "AMD Instinct MI300X", "tflops": 640.0, "gb": 4600.0, "error": 0.002}
     answer = {"rounds": 900, "wrong_sums": 0, "wrong_products": 0, "ranks": 16, "backend": "nccl", "slowest_ms": 9.0}
     answers = [{**answer, "node": node, "rank": rank} for node in NODES for rank in range(8)]

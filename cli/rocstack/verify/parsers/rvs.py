@@ -11,8 +11,11 @@ from rocstack.verify.parsers import bad, finds_no_gpu, lines
 _ASKED = re.compile(
     r"^# rocstack: (?:action (?P<action>\S.*)|no targets for (?P<none>.*)|configuration (?P<file>[^,]+), at most .*)$"
 )
-# Its complaints, and an action's row in the summary that 1.3 and later end with.
-_ERROR = re.compile(r"\[ERROR\s*\]|RVS-ERROR|^\| \S.* \| [A-Z]+ +\| FAIL +\|$")
+# Its complaints, an action's row in the summary that 1.3 and later end with, and what ROCm's runtime says as it ends.
+_ERROR = re.compile(
+    r"\[ERROR\s*\]|RVS-ERROR|^\| \S.* \| [A-Z]+ +\| FAIL +\|$|"
+    r"^Memory access fault by GPU|^HW Exception by GPU|HSA_STATUS_ERROR|^terminate called"
+)
 _FUSED = re.compile(r"(?<=\S)(?=\[RESULT)")  # of GPUs that speak at once, one may end the other's line
 _RESULT = re.compile(r"^\[RESULT\s*\] ?\[[\d. ]*\] ?\[(?P<action>[^\]]+)\] (?P<said>.*)$")
 _END = re.compile(r"\[[CG]PU:: *([^\[\]]+)\]")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from experiments import training
-from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned
+from experiments.ranks import Row, alone, apart, ill, misplaced, of, speed, strangers, unlearned, unlike
 
 from rocstack.base.errors import RocstackError
 from rocstack.base.text import count
@@ -250,6 +250,7 @@ def taking_part(record: Recorder, runs: TrainingRuns) -> list[str]:
 def one_rank(record: Recorder, runs: TrainingRuns, kind: str) -> None:
     """To the bit on CPUs; GPUs may sum in another order each time."""
     rows = {row["node"]: row for row in of(runs, "start", "alone")}
+    odd: dict[str, tuple[dict[str, float], str]] = {}
     for name in [node.name for node in record.nodes]:
         row = rows.get(name)
         _, why, text = ill([row] if row else [], 1)
@@ -259,11 +260,13 @@ def one_rank(record: Recorder, runs: TrainingRuns, kind: str) -> None:
         if row is None or why:
             record.failed(name, why, evidence=text or runs["said"])
             continue
-        one = alone(runs, row["device"])
-        if kind == "cpu" and row["after"] != one["after"]:
-            why = "it ends with other weights than most nodes with such a device"
-        elif not unlearned(row) and not (share := apart(row, one)) <= NEAR[kind]:
-            why = f"its losses differ from those of most nodes with such a device by up to {share:.2%}"
+        if row["device"] not in odd:
+            odd[row["device"]] = unlike(runs, row["device"], NEAR[kind], to_the_bit=kind == "cpu")
+        strange, many = odd[row["device"]]
+        if name in strange and kind == "cpu":
+            why = f"it ends with other weights than {many} nodes with such a device"
+        elif name in strange:
+            why = f"its losses differ from those of {many} nodes with such a device by up to {strange[name]:.2%}"
         if why := why or unlearned(row):
             record.failed(name, why, row["losses"][-1], "nats", evidence=row["device"])
         else:

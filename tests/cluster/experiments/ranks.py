@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median_high
 from typing import Any
 
 from states import commonest
 
 FALLS = 0.1  # of the first loss, that the last one must be lower
+SOME = 50  # ranks that are compared with each other
 LOST = 4  # the exit code of a rank that lost another one
 Row = Mapping[str, Any]
 
@@ -70,12 +72,32 @@ def strangers(rows: Sequence[Row]) -> dict[str, str]:
     return reasons
 
 
-def alone(training: Mapping[str, Any], device: str = "") -> Row:
-    """One rank that trained as most of them did."""
+def unlike(training: Mapping[str, Any], device: str, near: float, *, to_the_bit: bool) -> tuple[dict[str, float], str]:
+    """Node -> by how much its losses differ from those of most on such a device, of those that do, or that end with
+    other weights; where half of them do, of all, as then nobody knows whose are right."""
+    rows, one = _peers(training, device), alone(training, device)
+    shares = {row["node"]: apart(row, one) for row in rows}
+    odd = {
+        row["node"] for row in rows if not shares[row["node"]] <= near or (to_the_bit and row["after"] != one["after"])
+    }
+    if odd and 2 * len(odd) >= len(rows):
+        return dict.fromkeys(shares, max(shares.values())), "as many"
+    return {node: shares[node] for node in odd}, "most"
+
+
+def _peers(training: Mapping[str, Any], device: str) -> list[Row]:
+    """The ranks that trained alone on such a device, and learned."""
     rows = [row for row in of(training, "alone") if "after" in row and device in ("", row["device"])]
-    rows = [row for row in rows if not unlearned(row)] or rows
-    usual = commonest(row["after"] for row in rows)[0]
-    return next(row for row in rows if row["after"] == usual)
+    return [row for row in rows if not unlearned(row)] or rows
+
+
+def alone(training: Mapping[str, Any], device: str = "") -> Row:
+    """One rank that trained as most of them did; where all end with other weights, as GPUs may, the one in their
+    middle."""
+    rows = _peers(training, device)
+    usual = commonest(row["after"] for row in rows)
+    rows = [row for row in rows if row["after"] in usual][:SOME]
+    return min(rows, key=lambda row: median_high(apart(row, other) for other in rows)) if usual[1:] else rows[0]
 
 
 def misplaced(rows: Sequence[Row]) -> list[tuple[str, str, int]]:

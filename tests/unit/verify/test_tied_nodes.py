@@ -102,3 +102,30 @@ def test_the_commonest() -> None:
     assert states.commonest(["a", "b"]) == ("a", "b")
     assert states.commonest(["a", "bb"], len) == ("bb",)
     assert states.commonest([]) == ()
+
+
+def lone(*losses: float, ends: str = "") -> dict[str, Any]:
+    """Ranks that trained alone on GPUs of n1, n2 ..., by their last losses."""
+    rows = [
+        {"node": f"n{number}", "run": "alone", "rank": 0, "device": "MI300X", "losses": [9.0, loss]}
+        | {"after": ends or f"{number}"}
+        for number, loss in enumerate(losses, 1)
+    ]
+    return {"answers": rows}
+
+
+@pytest.mark.parametrize(
+    ("losses", "odd", "many"),
+    [
+        ((5.0, 5.01, 5.02, 5.01), set(), "most"),
+        ((6.0, 5.01, 5.0, 5.02), {"n1"}, "most"),
+        ((5.0, 5.01, 6.0, 5.0), {"n3"}, "most"),
+        ((5.0, 6.0), {"n1", "n2"}, "as many"),
+        ((5.0,), set(), "most"),
+    ],
+)
+def test_of_gpus_that_end_with_other_bits_each_the_first_one_is_no_measure(
+    losses: tuple[float, ...], odd: set[str], many: str
+) -> None:
+    found, words = ranks.unlike(lone(*losses), "MI300X", 0.02, to_the_bit=False)
+    assert (set(found), words) == (odd, many)

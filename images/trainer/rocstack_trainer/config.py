@@ -88,11 +88,11 @@ class Lora:
 @dataclass(frozen=True)
 class Parallel:
     """How gradients are summed. `flat` is over all ranks at once; `hierarchical` first inside each node, exactly, then
-    between the nodes."""
+    between the nodes. `compress` goes by the link, unless it says more."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
-    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "auto"  # by the link
+    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd", "int3+zstd"] = "auto"
     bucket_mb: float = _at_least(0, 0.0)  # 0: 25, or 4 with int8, which then works while backward does
     shard: int = _at_least(0, 0)  # ranks that share one copy of the model (FSDP2); 0: as few as memory allows
     memory_gb: float = _at_least(0, 0.0)  # what a rank may use; 0: nine tenths of its GPU, or its share of the host's
@@ -115,7 +115,7 @@ class DiLoCo:
     inner_steps: int = _at_least(1, 500)
     outer_lr: float = _at_least(0, 0.7)
     outer_momentum: float = _at_least(0, 0.9)
-    compress: Literal["none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "int8+zstd"
+    compress: Literal["none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd", "int3+zstd"] = "int8+zstd"
     always: bool = False  # the outer step also with one group (a lookahead optimizer)
     beat_s: float = _at_least(0.1, 2.0)
     lost_after_s: float = _at_least(0.5, 10.0)

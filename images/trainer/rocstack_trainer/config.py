@@ -63,7 +63,7 @@ class Train:
     weight_decay: float = _at_least(0, 0.1)
     clip: float = _at_least(0, 1.0)  # largest gradient norm; 0: no clipping
     seed: int = _at_least(0, 1)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
     deterministic: bool = True
     recompute: Literal["auto", "none", "layers"] = "auto"  # layers: backward computes each again; auto: if memory asks
     compile: bool = False  # each layer by torch.compile, which takes a minute or two at the start
@@ -190,6 +190,9 @@ class Config:
             ),
             "model.path has weights, model.config makes new ones: set one of them": not (model.path and model.config),
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
+            "train.precision=fp8 is for whole models: leave lora.rank and lora.adapter out": (
+                train.precision != "fp8" or not self.lora.on
+            ),
             "lora.dropout must be below 1": self.lora.dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,
             "parallel.shard must be 1 with DiLoCo: its outer step needs whole weights": (

@@ -54,6 +54,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
     with meeting as store, Watchdog(store, rank, links, lambda: step), ExitStack() as stack:
         # What there is, and how it is laid out.
         about, bf16 = model.shape(config.model, rank, report.say), precision.bf16(settings.precision, rank.device)
+        if settings.precision == "fp8":
+            report.say(Peers(rank).each(lambda: precision.require_fp8(rank.device)))
         layout, why = memory.choose(config, rank, about, bf16)
         checkpoints = Checkpoints(config, rank, report.say, layout.shard)
         vocabulary = about.get_text_config().vocab_size
@@ -71,6 +73,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
         data = documents.samples(files, settings.batch * rank.groups, settings.seed, vocabulary)
         if files.layout == "packed":
             model.keeps_documents_apart(net)
+        if settings.precision == "fp8" and layout.shard == 1:
+            Peers(rank).each(lambda: precision.fp8(sharding.blocks(net), rank.device))
         if layout.recompute:
             sharding.recompute(net)
         if settings.compile:

@@ -36,7 +36,7 @@ class Data:
     """`path` is a .bin file of little-endian token numbers, a .parquet, .jsonl or .arrow file, or a folder or pattern
     of one kind; without it, synthetic bytes are made. `layout` says what becomes of documents: `stream` puts them one
     after the other and cuts that into samples, `padded` makes a sample of each, `packed` puts several into a sample,
-    none of which sees another."""
+    none of which sees another, and in `pairs` an answer that was chosen and one that was rejected teach by DPO."""
 
     path: str = ""
     eval: str = ""  # what the model is measured with, and not trained on
@@ -44,7 +44,7 @@ class Data:
     column: str = ""  # "": the first there is of messages, input_ids and text
     tokenizer: str = ""  # Hugging Face folder for text; "": the one of model.path, else bytes
     chat_template: str = ""  # Jinja file for conversations; "": the tokenizer's own
-    layout: Literal["auto", "stream", "padded", "packed"] = "auto"  # auto: padded for conversations, else stream
+    layout: Literal["auto", "stream", "padded", "packed", "pairs"] = "auto"  # auto: padded for chats, else stream
     cache: str = ""  # where tokens are kept; "": beside the data
     seq_len: int = _at_least(1, 128)
 
@@ -62,6 +62,7 @@ class Train:
     min_lr: float = _at_least(0, 0.1)  # as a fraction of lr, reached at the last step (cosine)
     weight_decay: float = _at_least(0, 0.1)
     clip: float = _at_least(0, 1.0)  # largest gradient norm; 0: no clipping
+    dpo_beta: float = _at_least(0, 0.1)  # of pairs: the more, the nearer the model stays to what it was
     seed: int = _at_least(0, 1)
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
     deterministic: bool = True
@@ -192,6 +193,12 @@ class Config:
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
             "train.precision=fp8 is for whole models: leave lora.rank and lora.adapter out": (
                 train.precision != "fp8" or not self.lora.on
+            ),
+            "data.layout=pairs compares with the model without adapters: set lora.rank": (
+                self.data.layout != "pairs" or self.lora.on
+            ),
+            "data.column doesn't go with data.layout=pairs, which are in chosen and rejected": (
+                self.data.layout != "pairs" or not self.data.column
             ),
             "lora.dropout must be below 1": self.lora.dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,

@@ -47,6 +47,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
     """
     settings, links, device = config.train, config.parallel, torch.device(rank.device)
     report, step = metrics.Report(config.output, rank), 0
+    report.predicts = config.data.layout != "pairs"
     micro, micros = micro_batches(settings, rank.world)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it hasn't written
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
@@ -244,7 +245,7 @@ def forward_backward(
         # FSDP2 casts by itself.
         sharded = isinstance(gradients, sharding.Sharded)
         with nullcontext() if sharded else precision.autocast(config.train.precision, rank.device):
-            share = loss.total(net, batch.inputs, batch.targets) / learned
+            share = loss.of(config, net, batch) / learned
         gradients.backward(share, last=number == micros)
         total += share.detach()
     return total

@@ -25,9 +25,9 @@ import link
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "accelerate==1.15.0"
 LINK = ["--rate", "100mbit", "--model", "dense", "--steps", "14", "--seeds", "3"]  # under ten minutes
-CODECS = "ddp,ddp#2,flat:bf16,flat:int8,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd"
+CODECS = "ddp,ddp#2,flat:bf16,flat:int8,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd,flat:int3+zstd"
 CODECS += ",ddp:16bit,ddp:powersgd:16,ddp:powersgd:4,alone"
-LOSSY = "ddp,ddp:16bit,ddp:powersgd:16,ddp:powersgd:4,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd"
+LOSSY = "ddp,ddp:16bit,ddp:powersgd:16,ddp:powersgd:4,flat:int8+zstd,flat:int5+zstd,flat:int4+zstd,flat:int3+zstd"
 PARTS = {
     "step": ["compare.py", "--sides", "ddp,ddp#2,flat,loop,trainer", "--steps", "60"],
     "shard": ["compare.py", "--sides", "fsdp2,fsdp2#2,sharded", "--steps", "60"],
@@ -95,7 +95,7 @@ def judge(result: dict[str, Any]) -> dict[str, Any]:
     if sides := result.get("codecs", {}).get("sides"):
         plain = sides["ddp"]["last_10"]
         apart = max(abs(mean - plain[0]) for mean in plain) + 0.02  # what another seed does, and a little
-        for name in ("flat:int5+zstd", "flat:int4+zstd"):
+        for name in ("flat:int5+zstd", "flat:int4+zstd", "flat:int3+zstd"):
             worse = max(mine - other for mine, other in zip(sides[name]["last_10"], plain, strict=True))
             judged[f"{name}: fewer bytes than DDP's"] = sides["ddp"]["sent_bytes"] / sides[name]["sent_bytes"]
             judged[f"{name}: loss above DDP's, at most"] = worse

@@ -1,7 +1,8 @@
-"""LoRA on conversations by rocstack's trainer and by TRL's SFTTrainer: the same base model, the same adapter to begin
-with, the same conversations in the same order. Losses step by step, time of a step, peak memory of each process.
+"""LoRA on conversations by rocstack's trainer and by TRL's SFTTrainer, or on pairs of them by its DPOTrainer: the same
+base model, the same adapter to begin with, the same conversations in the same order. Losses step by step, time of a
+step, peak memory of each process.
 
-    python tuning.py [--model s] [--steps 20] [--batch 8] [--seq-len N] [--seeds 1,2,3] [--device cuda] [--out FILE]
+    python tuning.py [--dpo] [--model s] [--steps 20] [--batch 8] [--seq-len N] [--seeds 1,2,3] [--device cuda]
 
 Needs trl, peft and datasets beside the trainer's own packages. One rank: on a CPU one thread and fp32, on a GPU bf16.
 """
@@ -37,6 +38,7 @@ def overrides(folder: Path, args: argparse.Namespace, steps: int, seed: int, *mo
     pairs = {"model.path": folder / "base", "data.path": folder / "chat.jsonl", "data.seq_len": args.seq_len}
     pairs |= {"train.batch": args.batch, "train.steps": steps, "train.lr": RATE, "train.warmup": 0, "train.min_lr": 1}
     pairs |= {"train.seed": seed, "lora.rank": RANK, "lora.alpha": 2 * RANK}
+    pairs |= {"data.layout": "pairs"} if args.dpo else {}
     return [*(f"--{key}={value}" for key, value in pairs.items()), *more]
 
 
@@ -48,18 +50,19 @@ def prepare(folder: Path, args: argparse.Namespace, seed: int) -> None:
 
     from rocstack_trainer import cli
 
-    hidden, mlp, layers, heads, kv, length, joined = SHAPES[args.model]
+    hidden, mlp, layers, heads, kv, _, joined = SHAPES[args.model]
     conversations = args.steps * args.batch
     set_seed(seed)
     sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv}
     chats.tokenizer(folder / "base", chats.MARKED)
-    config = LlamaConfig(vocab_size=260, max_position_embeddings=length + 1, **sizes)
+    config = LlamaConfig(vocab_size=260, max_position_embeddings=args.seq_len + 1, **sizes)
     with torch.device(args.device):
         LlamaForCausalLM(config).save_pretrained(folder / "base")
     talks = [each["messages"] for each in chats.conversations(conversations * joined, seed)]
     groups = [talks[i : i + joined] for i in range(0, len(talks), joined)]
     rows = [{"messages": list(itertools.chain.from_iterable(group))} for group in groups]
+    rows = chats.pairs(conversations, seed) if args.dpo else rows
     chats.jsonl(folder / "chat.jsonl", rows)
     if code := cli.run([*overrides(folder, args, 0, seed), "--export", str(folder / "begin")]):
         sys.exit(code)
@@ -83,7 +86,7 @@ def trl(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[flo
     from datasets import Dataset
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     from rocstack_trainer.data.samples import permute
 
@@ -91,10 +94,11 @@ def trl(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[flo
     order = permute(np.arange(args.steps * args.batch), len(rows), seed, 0)
     on_gpu = args.device != "cpu"
     net = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16 if on_gpu else torch.float32)
-    arguments = SFTConfig(
+    kind, trainer_of = (DPOConfig, DPOTrainer) if args.dpo else (SFTConfig, SFTTrainer)
+    arguments = kind(
+        **({} if args.dpo else {"assistant_only_loss": True}),
         output_dir=str(folder / "trl"),
         max_length=args.seq_len + 1,  # ours counts what goes in: of a longer conversation, one more is a target
-        assistant_only_loss=True,
         per_device_train_batch_size=args.batch,
         max_steps=args.steps,
         learning_rate=RATE,
@@ -121,9 +125,9 @@ def trl(folder: Path, args: argparse.Namespace, seed: int) -> dict[str, list[flo
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
 
-    trainer = SFTTrainer(
+    trainer = trainer_of(
         PeftModel.from_pretrained(net, folder / "begin", is_trainable=True),
-        arguments,
+        args=arguments,
         train_dataset=Dataset.from_list([rows[i] for i in order]),
         processing_class=AutoTokenizer.from_pretrained(folder / "base"),
         callbacks=[Clock()],
@@ -161,6 +165,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="conversations of a step")
     parser.add_argument("--seq-len", type=int, default=0, help="tokens of a sample; 0: as the model has it")
     parser.add_argument("--seeds", default="1")
+    parser.add_argument("--dpo", action="store_true", help="pairs of a chosen and a rejected answer")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=("prepare", "ours", "trl"), help=argparse.SUPPRESS)
@@ -181,7 +186,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed in args.seeds.split(","):
         words = ("--model", args.model, "--steps", str(args.steps), "--seeds", seed, "--device", args.device)
-        words += ("--batch", str(args.batch), "--seq-len", str(args.seq_len))
+        words += ("--batch", str(args.batch), "--seq-len", str(args.seq_len), *(["--dpo"] * args.dpo))
         with tempfile.TemporaryDirectory() as folder:
             alone("prepare", Path(folder), *words)
             found = {side: alone(side, Path(folder), *words) for side in ("ours", "trl")}

@@ -25,7 +25,8 @@ from rocstack_trainer.precision import autocast
 from rocstack_trainer.rank import Rank
 
 # Values of a block and levels on either side of 0.
-INTEGERS = {"int8": (1024, 127), "int8+zstd": (4096, 127), "int5+zstd": (1024, 15), "int4+zstd": (1024, 7)}
+INTEGERS = {"int8": (1024, 127), "int8+zstd": (4096, 127)}
+INTEGERS |= {"int5+zstd": (1024, 15), "int4+zstd": (1024, 7), "int3+zstd": (1024, 3)}
 VALUES: dict[str, Callable[[], Tensor]] = {
     "one value": lambda: torch.tensor([-3.7]),
     "zeros": lambda: torch.zeros(5000),

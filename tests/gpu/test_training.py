@@ -18,6 +18,9 @@ import pytest
 import torch
 from conftest import BACKEND, DEVICE, TRAINER
 
+from rocstack_trainer import precision
+from rocstack_trainer.errors import MissingError
+
 pytest.importorskip("transformers", reason="the trainer's models need the package transformers")
 SECONDS = 300
 SMALL = ("--model.hidden_size=64", "--model.intermediate_size=128", "--model.num_hidden_layers=2", "--train.warmup=2")
@@ -64,6 +67,18 @@ def test_it_learns_in_bf16_and_in_fp32(tmp_path: Path) -> None:
         assert all(each["mfu"] is None or 0 < each["mfu"] < 1 for each in steps)
     assert losses(exact) != losses(half)
     assert near(losses(half), losses(exact), 0.05)
+
+
+def test_it_learns_nearly_the_same_in_fp8(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    try:
+        precision.require_fp8(DEVICE)
+    except MissingError as error:
+        pytest.skip(str(error))
+    half = run(tmp_path, "--train.steps=30", "--train.precision=bf16")
+    eighth = run(tmp_path, "--train.steps=30", "--train.precision=fp8")
+    assert losses(half) != losses(eighth)
+    assert near(losses(eighth), losses(half), 0.05)
 
 
 def test_it_learns_what_a_cpu_learns(tmp_path: Path) -> None:

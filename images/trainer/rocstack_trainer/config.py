@@ -36,7 +36,7 @@ class Data:
     """`path` is a .bin file of little-endian token numbers, a .parquet, .jsonl or .arrow file, or a folder or pattern
     of one kind; without it, synthetic bytes are made. `layout` says what becomes of documents: `stream` puts them one
     after the other and cuts that into samples, `padded` makes a sample of each, `packed` puts several into a sample,
-    none of which sees another."""
+    none of which sees another, and in `pairs` an answer that was chosen and one that was rejected teach by DPO."""
 
     path: str = ""
     eval: str = ""  # what the model is measured with, and not trained on
@@ -44,7 +44,7 @@ class Data:
     column: str = ""  # "": the first there is of messages, input_ids and text
     tokenizer: str = ""  # Hugging Face folder for text; "": the one of model.path, else bytes
     chat_template: str = ""  # Jinja file for conversations; "": the tokenizer's own
-    layout: Literal["auto", "stream", "padded", "packed"] = "auto"  # auto: padded for conversations, else stream
+    layout: Literal["auto", "stream", "padded", "packed", "pairs"] = "auto"  # auto: padded for chats, else stream
     cache: str = ""  # where tokens are kept; "": beside the data
     seq_len: int = _at_least(1, 128)
 
@@ -62,8 +62,9 @@ class Train:
     min_lr: float = _at_least(0, 0.1)  # as a fraction of lr, reached at the last step (cosine)
     weight_decay: float = _at_least(0, 0.1)
     clip: float = _at_least(0, 1.0)  # largest gradient norm; 0: no clipping
+    dpo_beta: float = _at_least(0, 0.1)  # of pairs: the more, the nearer the model stays to what it was
     seed: int = _at_least(0, 1)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "auto"  # auto: bf16 autocast on a GPU, fp32 on a CPU
     deterministic: bool = True
     recompute: Literal["auto", "none", "layers"] = "auto"  # layers: backward computes each again; auto: if memory asks
     compile: bool = False  # each layer by torch.compile, which takes a minute or two at the start
@@ -88,11 +89,11 @@ class Lora:
 @dataclass(frozen=True)
 class Parallel:
     """How gradients are summed. `flat` is over all ranks at once; `hierarchical` first inside each node, exactly, then
-    between the nodes."""
+    between the nodes. `compress` goes by the link, unless it says more."""
 
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     algorithm: Literal["auto", "flat", "hierarchical"] = "auto"
-    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "auto"  # by the link
+    compress: Literal["auto", "none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd", "int3+zstd"] = "auto"
     bucket_mb: float = _at_least(0, 0.0)  # 0: 25, or 4 with int8, which then works while backward does
     shard: int = _at_least(0, 0)  # ranks that share one copy of the model (FSDP2); 0: as few as memory allows
     memory_gb: float = _at_least(0, 0.0)  # what a rank may use; 0: nine tenths of its GPU, or its share of the host's
@@ -115,7 +116,7 @@ class DiLoCo:
     inner_steps: int = _at_least(1, 500)
     outer_lr: float = _at_least(0, 0.7)
     outer_momentum: float = _at_least(0, 0.9)
-    compress: Literal["none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd"] = "int8+zstd"
+    compress: Literal["none", "bf16", "int8", "int8+zstd", "int5+zstd", "int4+zstd", "int3+zstd"] = "int8+zstd"
     always: bool = False  # the outer step also with one group (a lookahead optimizer)
     beat_s: float = _at_least(0.1, 2.0)
     lost_after_s: float = _at_least(0.5, 10.0)
@@ -190,6 +191,15 @@ class Config:
             ),
             "model.path has weights, model.config makes new ones: set one of them": not (model.path and model.config),
             "model.attention_dropout must be below 1": model.attention_dropout < 1,
+            "train.precision=fp8 is for whole models: leave lora.rank and lora.adapter out": (
+                train.precision != "fp8" or not self.lora.on
+            ),
+            "data.layout=pairs compares with the model without adapters: set lora.rank": (
+                self.data.layout != "pairs" or self.lora.on
+            ),
+            "data.column doesn't go with data.layout=pairs, which are in chosen and rejected": (
+                self.data.layout != "pairs" or not self.data.column
+            ),
             "lora.dropout must be below 1": self.lora.dropout < 1,
             "train.min_lr is a fraction of train.lr: at most 1": train.min_lr <= 1,
             "parallel.shard must be 1 with DiLoCo: its outer step needs whole weights": (

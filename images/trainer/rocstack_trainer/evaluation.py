@@ -37,13 +37,14 @@ class Evaluation:
         except ConfigError as error:
             error.args = (str(error).replace("data.path", "data.eval"),)
             raise
-        self.rank, self.precision = rank, config.train.precision
+        self.rank, self.config = rank, config
         size = config.train.micro_batch or BATCH
         self.batches = np.split(np.arange(self.data.n), range(size, self.data.n, size))
         self.tokens = self.data.counts(np.arange(self.data.n))[1]
         for note in self.data.notes:
             say(f"eval: {note.removeprefix('data: ')}")
-        say(f"eval: {self.data.name}, {self.data.n:,} samples, {self.tokens:,} tokens to predict")
+        what = "pairs to tell apart" if config.data.layout == "pairs" else "tokens to predict"
+        say(f"eval: {self.data.name}, {self.data.n:,} samples, {self.tokens:,} {what}")
 
     @torch.no_grad()
     def __call__(self, net: Any) -> float:
@@ -53,8 +54,8 @@ class Evaluation:
             number = first + self.rank.rank
             # Where the last round has too few, the others repeat one: a sharded model is computed by all or none.
             batch = self.data.load(self.batches[min(number, len(self.batches) - 1)], self.rank.device)
-            with autocast(self.precision, self.rank.device):
-                summed = loss.total(net, batch.inputs, batch.targets)
+            with autocast(self.config.train.precision, self.rank.device):
+                summed = loss.of(self.config, net, batch)
             if number < len(self.batches):
                 mine[number] = summed
         net.train()

@@ -124,7 +124,8 @@ def choose(config: Config, rank: Rank, about: Any, bf16: bool) -> tuple[Layout, 
     mine = links.memory_gb * 1e9 or available(rank)
     budgets, local_worlds = zip(*peers.agree(lambda: (mine, rank.local_world)), strict=True)
     budget, rank = min(budgets), replace(rank, local_world=min(local_worlds))  # the same on all ranks
-    tokens = micro_batches(config.train, rank.world)[0] * config.data.seq_len
+    rows = micro_batches(config.train, rank.world)[0] * (2 if config.data.layout == "pairs" else 1)
+    tokens = rows * config.data.seq_len
     adapters = config.lora.rank or (UNKNOWN_RANK if config.lora.on else 0)
     model = Sizes(**peers.first(lambda: asdict(_sizes(about, adapters))))
     shards = [links.shard] if links.shard else [1] if config.outer else possible(rank)  # DiLoCo has whole weights

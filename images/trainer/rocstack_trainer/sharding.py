@@ -23,7 +23,7 @@ from rocstack_trainer.gradients.buckets import Gradients
 from rocstack_trainer.gradients.collectives import Maker
 from rocstack_trainer.gradients.topology import Plan
 from rocstack_trainer.models import fingerprint, lora, model, pretrained
-from rocstack_trainer.precision import require_bf16_between_ranks
+from rocstack_trainer.precision import fp8, require_bf16_between_ranks
 from rocstack_trainer.rank import Rank
 from rocstack_trainer.ranks.peers import Peers
 from rocstack_trainer.slices import local, of
@@ -48,6 +48,8 @@ def build(config: Config, rank: Rank, shard: int, bf16: bool) -> Any:
         with pretrained.parameters_on_meta():
             net = pretrained.new(about)
         net.tie_weights()
+        if config.train.precision == "fp8":
+            fp8(blocks(net), rank.device)
         if adapters is None:
             return net
         with pretrained.parameters_on_meta():

@@ -47,6 +47,7 @@ def train(config: Config, rank: Rank, started: float) -> int:
     """
     settings, links, device = config.train, config.parallel, torch.device(rank.device)
     report, step = metrics.Report(config.output, rank), 0
+    report.predicts = config.data.layout != "pairs"
     micro, micros = micro_batches(settings, rank.world)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it hasn't written
     torch.use_deterministic_algorithms(settings.deterministic, warn_only=device.type != "cpu")
@@ -54,6 +55,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
     with meeting as store, Watchdog(store, rank, links, lambda: step), ExitStack() as stack:
         # What there is, and how it is laid out.
         about, bf16 = model.shape(config.model, rank, report.say), precision.bf16(settings.precision, rank.device)
+        if settings.precision == "fp8":
+            report.say(Peers(rank).each(lambda: precision.require_fp8(rank.device)))
         layout, why = memory.choose(config, rank, about, bf16)
         checkpoints = Checkpoints(config, rank, report.say, layout.shard)
         vocabulary = about.get_text_config().vocab_size
@@ -71,6 +74,8 @@ def train(config: Config, rank: Rank, started: float) -> int:
         data = documents.samples(files, settings.batch * rank.groups, settings.seed, vocabulary)
         if files.layout == "packed":
             model.keeps_documents_apart(net)
+        if settings.precision == "fp8" and layout.shard == 1:
+            Peers(rank).each(lambda: precision.fp8(sharding.blocks(net), rank.device))
         if layout.recompute:
             sharding.recompute(net)
         if settings.compile:
@@ -240,7 +245,7 @@ def forward_backward(
         # FSDP2 casts by itself.
         sharded = isinstance(gradients, sharding.Sharded)
         with nullcontext() if sharded else precision.autocast(config.train.precision, rank.device):
-            share = loss.total(net, batch.inputs, batch.targets) / learned
+            share = loss.of(config, net, batch) / learned
         gradients.backward(share, last=number == micros)
         total += share.detach()
     return total

@@ -63,6 +63,15 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return found
 
 
+def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Conversations whose last answer greets by name, and the same with one that doesn't."""
+    found = []
+    for each in conversations(count, seed):
+        *begin, last = each["messages"]
+        found.append({"chosen": [*begin, last], "rejected": [*begin, last | {"content": "who are you" + "?" * seed}]})
+    return found
+
+
 def jsonl(path: Path, rows: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -1,4 +1,5 @@
 import itertools
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from rocstack_trainer.config import Config
 from rocstack_trainer.data.samples import Samples
 from rocstack_trainer.errors import PeerLostError
 from rocstack_trainer.gradients import buckets, flat
+from rocstack_trainer.gradients.collectives import Collective
 from rocstack_trainer.gradients.topology import plan
 from rocstack_trainer.models import model
 from rocstack_trainer.rank import Rank
@@ -98,6 +100,22 @@ def overlap(rank: Rank, codec: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize(("codec", "value_bytes"), [("none", 4), ("bf16", 2)])
 def test_buckets_are_sent_during_backward(codec: str, value_bytes: int) -> None:
     assert ranks(2, grouped, overlap, codec) == [(4, 4, 4 * (64 + 8) * value_bytes)] * 2
+
+
+def test_the_next_bucket_is_encoded_while_one_is_on_the_wire() -> None:
+    ready = threading.Event()
+
+    class First(Collective):
+        def __call__(self, flat: torch.Tensor) -> None:
+            assert ready.wait(60)
+
+    class Second(First):
+        def prepare(self, flat: torch.Tensor) -> None:
+            ready.set()
+
+    line = buckets.Line(torch.device("cpu"))
+    for wait in [line.start(each, torch.zeros(1)) for each in (First(), Second())]:
+        wait()
 
 
 def unused(rank: Rank, codec: str) -> list[list[list[float]]]:

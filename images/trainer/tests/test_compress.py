@@ -14,8 +14,8 @@ from rocstack_trainer.gradients import compress
 from rocstack_trainer.gradients.compress import CODECS, Codec, Int8, Zstd
 
 BLOCK = 8  # in property tests, so that short vectors have several blocks and runs
-LEVELS = {"int8": 127, "int8+zstd": 127, "int5+zstd": 15, "int4+zstd": 7}
-BLOCKS = {"int8": 1024, "int8+zstd": 4096, "int5+zstd": 1024, "int4+zstd": 1024}
+LEVELS = {"int8": 127, "int8+zstd": 127, "int5+zstd": 15, "int4+zstd": 7, "int3+zstd": 3}
+BLOCKS = {"int8": 1024, "int8+zstd": 4096, "int5+zstd": 1024, "int4+zstd": 1024, "int3+zstd": 1024}
 SMALL = CODECS | {
     name: Int8(BLOCK, levels) if name == "int8" else Zstd(Int8(BLOCK, levels)) for name, levels in LEVELS.items()
 }
@@ -191,6 +191,7 @@ def test_ratios() -> None:
     assert 5 < ratio["int8+zstd"] < 8
     assert 9 < ratio["int5+zstd"] < 12
     assert 12 < ratio["int4+zstd"] < 18
+    assert 18 < ratio["int3+zstd"] < 30
 
 
 @pytest.mark.usefixtures("short_runs")
@@ -231,6 +232,7 @@ def mean_error(name: str, flat: Tensor, steps: int, residual: Tensor | None) -> 
 
 
 FIRST = {"bf16": 0.0018, "int8": 0.008, "int8+zstd": 0.009, "int5+zstd": 0.065, "int4+zstd": 0.14}
+FIRST["int3+zstd"] = 0.33
 
 
 @pytest.mark.parametrize(("name", "first"), FIRST.items())

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from rocstack_trainer.models import pretrained
 
 END = 0xFF  # ends a document of bytes: it is never in UTF-8
 PREFERRED = ("messages", "input_ids", "text")
+PAIR, PAIRS_AT_ONCE = ("chosen", "rejected"), 256
 
 
 class Part(NamedTuple):
@@ -35,7 +37,7 @@ class Part(NamedTuple):
 
 
 class Column:
-    """Reads one column of files that have it.
+    """Reads one column of files that have it; with data.layout=pairs two, of which each row gives two conversations.
 
     `kind`, `name` and `how` say what is read; `key` is the identity of tokenizer and template. `vocab_size` is the
     model's.
@@ -46,8 +48,10 @@ class Column:
 
     def __init__(self, first: Path, data: Data, model_path: str, vocab_size: int) -> None:
         self.data, self.vocab_size, self.skipped, self.key = data, vocab_size, 0, ""
+        self.pairs = data.layout == "pairs"
         with opened(first) as table:
             self.name = data.column or next((name for name in PREFERRED if name in table.types), "text")
+            self.name = " and ".join(PAIR) if self.pairs else self.name
             self.kind = self._kind(first, table)
         self.how = f"column {self.name}"
         self.folder = data.tokenizer or model_path
@@ -72,7 +76,7 @@ class Column:
         """
         with opened(path) as table:
             read = {"ids": self._listed, "text": self._text, "chat": self._chat}[self._kind(path, table)]
-            for rows, values in table.batches(self.name):
+            for rows, values in self._paired(table) if self.pairs else table.batches(self.name):
                 part = read(path, table, rows, values)
                 tokens = part.tokens
                 if tokens.size and (tokens.max() >= self.vocab_size or tokens.min() < 0):
@@ -83,6 +87,20 @@ class Column:
                     )
                 self.skipped += len(rows) - len(part.lengths)
                 yield part
+
+    def _paired(self, table: Table) -> Iterator[tuple[list[int], list[Any]]]:
+        """Row numbers and conversations, a chosen and a rejected one in turns. What both begin with may be a column."""
+
+        def cells(name: str) -> Iterator[tuple[int, Any]]:
+            return chain.from_iterable(zip(rows, _listed(part), strict=True) for rows, part in table.batches(name))
+
+        prompts = "prompt" in table.types and table.kind("prompt") == "chat"
+        pairs = zip(*map(cells, ("prompt", *PAIR) if prompts else PAIR), strict=True)
+        while some := list(islice(pairs, PAIRS_AT_ONCE)):
+            begins = [row[0][1] or [] if prompts else [] for row in some]
+            ends = [[value for _, value in row[-2:]] for row in some]
+            rows = [row[0][0] for row in some for _ in PAIR]
+            yield rows, [start + end if end else [] for start, two in zip(begins, ends, strict=True) for end in two]
 
     def _listed(self, path: Path, _table: Table, rows: Any, column: Any) -> Part:
         values, lengths = column.flatten(), pc.fill_null(pc.list_value_length(column), 0).to_numpy()
@@ -102,16 +120,20 @@ class Column:
         found = []
         for row, messages in zip(rows, _listed(column), strict=True):
             try:
-                ids, answers = self.chat(messages or [])
+                found.append(self.chat(messages or []))
             except ValueError as error:
                 raise ConfigError(f"{path}{table.where(row)}: {error}") from None
-            if answers[1:].any():
-                found.append((ids, answers))
+        good, size = [bool(answers[1:].any()) for _, answers in found], 1 + self.pairs
+        found = [each for i, each in enumerate(found) if all(good[i - i % size : i - i % size + size])]
         return _joined(len(rows), [ids for ids, _ in found], [answers for _, answers in found])
 
     def _kind(self, path: Path, table: Table) -> str:
         """`ids`, `text` or `chat`."""
         names = list(table.types)
+        if self.pairs:
+            if any(name not in names or table.kind(name) != "chat" for name in PAIR):
+                raise ConfigError(f"{path}: data.layout=pairs takes columns of conversations named chosen and rejected")
+            return "chat"
         if names.count(self.name) != 1:
             there = ", ".join(f"{name} ({kind})" for name, kind in table.types.items())
             wanted = self.data.column

@@ -20,8 +20,8 @@ WIDTH = 64  # a batch is as wide as its longest sample, in these steps: few shap
 
 def samples(config: Data, batch: int, seed: int, vocab_size: int) -> Samples:
     """Of what `tokens.prepare` gave, in the layout that it says."""
-    kind = Documents if config.layout in ("padded", "packed") else Samples
-    return kind(config, batch, seed, vocab_size)
+    kinds = {"padded": Documents, "packed": Documents, "pairs": Pairs}
+    return kinds.get(config.layout, Samples)(config, batch, seed, vocab_size)
 
 
 class Documents(Samples):
@@ -59,9 +59,8 @@ class Documents(Samples):
         """What samples are made of; how many conversations were cut, and how many of these have no answer left."""
         found, cut, lost, most = [], 0, 0, self.seq_len + 1
         for file in range(self.files):
-            docs = np.fromfile(self.paths[file].with_suffix(".docs"), "<u4").reshape(-1, 2).astype(np.int64)
-            length, trained = docs.T
-            table = np.stack([np.full(len(docs), file), np.cumsum(length) - length, length, trained], axis=1)
+            table = self._table(file)
+            _, _, length, trained = table.T
             long = length > most
             found.append(table[~long & (trained > 0)])
             for _, start, size, targets in table[long]:
@@ -76,6 +75,11 @@ class Documents(Samples):
                 found.append(np.array([[file, start, most, left]] if left else np.empty((0, 4)), np.int64))
         pieces = np.concatenate(found)
         return pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))], cut, lost  # in the order of the files
+
+    def _table(self, file: int) -> np.ndarray:
+        """Of each document: file, place in it, tokens, targets."""
+        length, trained = np.fromfile(self.paths[file].with_suffix(".docs"), "<u4").reshape(-1, 2).astype(np.int64).T
+        return np.stack([np.full(len(length), file), np.cumsum(length) - length, length, trained], axis=1)
 
     def counts(self, ids: np.ndarray) -> tuple[int, int]:
         inputs, targets = self.sizes[ids].sum(axis=0).tolist()
@@ -103,6 +107,34 @@ class Documents(Samples):
 
     def _row(self, sample: int) -> np.ndarray:
         return np.concatenate(self._documents(sample))
+
+
+class Pairs(Documents):
+    """`n` pairs of conversations, of which the first was chosen and the second rejected: rows 2 i and 2 i + 1 of a
+    batch. A pair is one target."""
+
+    def __init__(self, config: Data, batch: int, seed: int, vocab_size: int) -> None:
+        super().__init__(config, batch, seed, vocab_size)
+        self.n //= 2
+
+    def _pieces(self) -> tuple[np.ndarray, int, int]:
+        table = np.concatenate([self._table(file) for file in range(self.files)])
+        fits = (table[:, 2] <= self.seq_len + 1).reshape(-1, 2).all(axis=1)
+        if long := int((~fits).sum()):
+            self.notes.append(
+                f"data: {long:,} of {len(fits):,} pairs are longer than data.seq_len={self.seq_len}: left out"
+            )
+        return table[fits.repeat(2)], 0, 0
+
+    def counts(self, ids: np.ndarray) -> tuple[int, int]:
+        return super().counts(_both(ids))[0], len(ids)
+
+    def load(self, ids: np.ndarray, device: str) -> Batch:
+        return super().load(_both(ids), device)
+
+
+def _both(ids: np.ndarray) -> np.ndarray:
+    return np.stack([2 * ids, 2 * ids + 1], axis=1).reshape(-1)
 
 
 def pack(sizes: np.ndarray, most: int) -> list[list[int]]:

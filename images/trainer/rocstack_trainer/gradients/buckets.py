@@ -74,16 +74,18 @@ class Bucket:
 
 
 class Line:
-    """A thread that runs collectives one after the other, beside backward; on a GPU also in a stream of its own."""
+    """A thread that runs collectives one after the other, beside backward; on a GPU also in a stream of its own. On a
+    CPU, another one prepares the next meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
-        self.pool = ThreadPoolExecutor(1, "collectives")
+        self.pool, self.before = ThreadPoolExecutor(1, "collectives"), ThreadPoolExecutor(1, "encoders")
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, collective: Collective, flat: torch.Tensor) -> Callable[[], object]:
         """Returns what to call to wait for it (on a GPU: to let the current stream wait)."""
         if self.stream is None:
-            return self.pool.submit(collective, flat).result
+            ready = self.before.submit(collective.prepare, flat)
+            return self.pool.submit(lambda: (ready.result(), collective(flat))).result
         filled = torch.cuda.current_stream().record_event()
 
         def run() -> torch.cuda.Event:
@@ -138,6 +140,7 @@ class Buckets(Gradients):
         return {f"bucket{i}.{name}": tensor for i, of_bucket in found for name, tensor in of_bucket.items()}
 
     def close(self) -> None:
+        self.line.before.shutdown()
         self.line.pool.shutdown()
 
     def _hook(self, bucket: Bucket, view: torch.Tensor) -> Callable[[torch.Tensor], None]:

@@ -24,6 +24,10 @@ class Collective(ABC):
     @abstractmethod
     def __call__(self, flat: torch.Tensor) -> None: ...
 
+    def prepare(self, flat: torch.Tensor) -> None:
+        """What the call needs no other rank for: it may be done before, while another collective has the wire."""
+        return
+
     def residuals(self) -> dict[str, torch.Tensor]:
         """The live error-feedback tensors of this rank by name: a restart needs them to go on bitwise."""
         return {}
@@ -67,13 +71,19 @@ class Compressed(Collective):
         self.lost = {f"chunk{i}": torch.zeros(size, device=device) for i, size in enumerate(self.sizes)}
         self.total = torch.zeros(self.sizes[team.place % len(self.sizes)], device=device)
         self.owner = {} if n == 2 else {"owner": torch.zeros_like(self.total)}
+        self.parts: list[torch.Tensor] = []
 
     def residuals(self) -> dict[str, torch.Tensor]:
         return self.lost | self.owner
 
+    def prepare(self, flat: torch.Tensor) -> None:
+        chunks = zip(flat.split(self.sizes), self.lost.values(), strict=True)
+        self.parts = [self.codec.encode(chunk, lost) for chunk, lost in chunks]
+
     def __call__(self, flat: torch.Tensor) -> None:
-        chunks = flat.split(self.sizes)
-        parts = [self.codec.encode(chunk, lost) for chunk, lost in zip(chunks, self.lost.values(), strict=True)]
+        if not self.parts:
+            self.prepare(flat)
+        parts, self.parts, chunks = self.parts, [], flat.split(self.sizes)
         if not self.owner:
             self._sum(parts * 2, flat)
             return

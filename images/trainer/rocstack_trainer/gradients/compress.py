@@ -159,6 +159,7 @@ CODECS: dict[str, Codec] = {
     "int8+zstd": Zstd(Int8(block=4096)),
     "int5+zstd": Zstd(Int8(levels=15)),  # 31 different numbers, nearly 5 bits
     "int4+zstd": Zstd(Int8(levels=7)),
+    "int3+zstd": Zstd(Int8(levels=3)),
 }
 
 

@@ -85,6 +85,7 @@ class Report:
         self.out: TextIO | None = sys.stdout  # None when it is closed, or nobody reads it any more
         self.steps: list[Step] = []
         self.shown = 0  # lines of the table
+        self.predicts = True  # tokens, by whose loss there is a perplexity
         self.wire, self.flops, self.peak, self.title, self.end = wire.sent_bytes(), 0.0, 0.0, "", 0
         self.first, self.began = 1, time.time()
         self.gpus: list[Path] = []
@@ -130,7 +131,7 @@ class Report:
             mfu=step.tokens_per_s * self.flops or None,
             gpu_busy=self.gpu_busy(),
             wire_mb=(sent - self.wire) / 1e6,
-            perplexity=perplexity(step.eval_loss),
+            perplexity=perplexity(step.eval_loss) if self.predicts else None,
         )
         self.wire = sent
         self.steps.append(step)
@@ -148,7 +149,7 @@ class Report:
         if step.step % every == 0:
             self.show(step)
         if step.eval_loss is not None:
-            self.say(f"eval: step {step.step}, {evaluated(step.eval_loss)}")
+            self.say(f"eval: step {step.step}, {self._evaluated(step.eval_loss)}")
 
     def gpu_busy(self) -> float | None:
         """Several steps may be told at once, and the GPU's firmware needs some milliseconds for an answer."""
@@ -186,13 +187,17 @@ class Report:
                 f" {median(s.tokens_per_s for s in steady):.0f} tokens/s{used}"
             )
             if losses := [s.eval_loss for s in self.steps if s.eval_loss is not None]:
-                self.say(f"eval: {evaluated(losses[0])} -> {evaluated(losses[-1])}")
+                self.say(f"eval: {self._evaluated(losses[0])} -> {self._evaluated(losses[-1])}")
         if weights:
             self.say(f"weights sha256 {weights}")
         if self.trackers:
             self.trackers.close()
         if self.speaks and self.curves:
             self.draw()
+
+    def _evaluated(self, loss: float) -> str:
+        more = f", perplexity {perplexity(loss) or math.inf:.6g}" if self.predicts else ""
+        return f"loss {loss:.4f}{more}"
 
     def draw(self) -> None:
         """With a metrics file, its steps of earlier starts and of other groups are drawn too."""
@@ -212,10 +217,6 @@ class Report:
 def perplexity(loss: float | None) -> float | None:
     """None where it isn't finite, which JSON hasn't."""
     return math.exp(loss) if loss is not None and loss < 700 else None
-
-
-def evaluated(loss: float) -> str:
-    return f"loss {loss:.4f}, perplexity {perplexity(loss) or math.inf:.6g}"
 
 
 def duration(seconds: float) -> str:

@@ -133,9 +133,11 @@ def _clear(options: SuiteOptions) -> None:
     from rocstack.verify import artifacts
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    for path in (options.folder / name for name in {*artifacts.NAMES, evidence.FILE, LOG}):
-        if not (options.evidence and path.exists() and path.samefile(evidence.file_of(options.evidence))):
-            path.unlink(missing_ok=True)
+    for name in (*artifacts.NAMES, LOG):  # a link, too: it may have been sent, and the log is written through one
+        (options.folder / name).unlink(missing_ok=True)
+    path = options.folder / evidence.FILE
+    if not (options.evidence and path.exists() and path.samefile(evidence.file_of(options.evidence))):
+        path.unlink(missing_ok=True)
 
 
 def listed() -> list[Check]:

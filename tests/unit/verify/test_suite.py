@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_no_conftest_above_the_checks_runs(checks: Any, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     assert suite.run(checks("record.passed()"), nothing).passed
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_link_in_the_place_of_its_log_leads_to_no_other_file(checks: Any, tmp_path: Path) -> None:
+    """A folder that was sent is judged in its place; what its links lead to is the person's."""
+    mine = tmp_path / "mine.json"
+    mine.write_bytes(GOOD.read_bytes())
+    wish = replace(checks("record.passed()"), evidence=tmp_path / "run")
+    for name in ("evidence.json", suite.LOG):
+        (wish.folder / name).symlink_to(mine)
+    assert suite.run(wish, nothing).passed
+    assert mine.read_bytes() == GOOD.read_bytes()
 
 
 def test_a_run_that_loses_its_lock_ends_and_says_so(checks: Any, tmp_path: Path) -> None:

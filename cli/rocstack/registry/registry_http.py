@@ -319,7 +319,8 @@ class RegistryHttp:
         try:
             if self.login and not self.login.user:  # distribution.github.io/distribution/spec/auth/oauth
                 grant = {"grant_type": "refresh_token", "refresh_token": self.login.password, "client_id": "rocstack"}
-                answer = self._session.post(realm, data={**params, **grant}, **options)
+                # What is sent on would take the body along, and with it the login.
+                answer = self._session.post(realm, data={**params, **grant}, allow_redirects=False, **options)
             else:
                 basic = (self.login.user, self.login.password) if self.login else None
                 answer = self._session.get(realm, params=params, auth=basic, **options)

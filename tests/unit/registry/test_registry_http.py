@@ -288,6 +288,32 @@ def test_an_insecure_registry_can_have_the_login_sent_to_no_other_host(
         assert bool(asked) is sent
 
 
+def test_a_token_of_docker_login_is_sent_on_to_nobody() -> None:
+    """It is the request's body, which a redirect would take along to whomever it names."""
+    with serving() as store, serving() as other:
+        asked: list[bytes] = []
+
+        def listen(handler: Handler) -> bool:
+            handler.body()
+            handler.answer(200, b'{"token": "t"}')
+            return True
+
+        def lead(handler: Handler) -> bool:
+            if handler.path.startswith("/token"):
+                asked.append(handler.body())
+                handler.answer(307, Location=f"http://{other.host.replace('127.0.0.1', 'localhost')}/v2/")
+            else:
+                handler.answer(401, **{"WWW-Authenticate": f'Bearer realm="http://{store.host}/token"'})
+            return True
+
+        store.faults, other.faults = [lead] * 4, [listen] * 4
+        http = RegistryHttp(store.host, RegistryLogin("", "identity"), insecure=True)
+        with pytest.raises((CheckFailed, Missing)):
+            http.request("GET", "v2/", good=(200,))
+        assert b"refresh_token=identity" in asked[0]
+        assert not other.requests
+
+
 @pytest.mark.parametrize("digits", ["9" * 5000, "9" * 19])
 def test_how_much_of_an_upload_arrived_is_no_number_of_any_length(digits: str) -> None:
     with serving() as store:

@@ -7,6 +7,7 @@ Wheels, archives and the keys of repositories are compared with the lock.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shlex
@@ -33,8 +34,9 @@ from rocstack.stack.resolve import Resolved
 from rocstack.stack.stack import SourceArchive
 
 MIRROR, KEYS, WHEELS, SOURCES = "mirror", "keys", "wheels", "sources"
-LARGEST, FILES = 16 << 30, 200_000  # bytes of one file, and files of all: a stack has some thousand
+LARGEST, FILES = 16 << 30, 200_000  # bytes of one file, and files and folders of all: a stack has some thousand
 SPARE = 1 << 30  # bytes of the disk that stay free, whatever comes
+MOST_LINES = 64 << 20  # bytes of a list, which is read whole: a package has some 200
 PADDING = 1 << 20  # bytes behind the end of a tar
 _INSTALL = re.compile(r"/run/rocstack/build/apt-install((?: \\\n +[^\s\\]+)+)")
 _INDEX = re.compile(r"(InRelease|Release|Release\.gpg)")
@@ -127,8 +129,7 @@ def keep(
         (fresh / MIRROR).mkdir()
         archives = _archives(resolved, lock, folder / SOURCES, given, fresh / SOURCES)
         _from_mirror(script(resolved, site, sets(dockerfile), present, archives), base, fresh)
-        rows = [_Row(*line.split(" ", 2)) for line in _lines(fresh / "list")]
-        own = _places(_lines(fresh / "own"))
+        rows, own = _said(fresh)
         if not any(each.name == "Packages" for each in (fresh / MIRROR).rglob("*")):
             raise CheckFailed.of("kept-without-index", base=base.reference)
         if lock:
@@ -136,7 +137,8 @@ def keep(
             _wheels(resolved, lock, site, fresh / WHEELS, folder / WHEELS)
         for file in _files(fresh):
             before = folder / file
-            if _INDEX.fullmatch(before.name) and before.exists() and before.read_bytes() != (fresh / file).read_bytes():
+            indexed = _INDEX.fullmatch(before.name) and before.exists()
+            if indexed and not filecmp.cmp(before, fresh / file, shallow=False):
                 raise BadInput.of("kept-other-state", folder)
             if not before.resolve().is_relative_to(folder.resolve()):  # by a link that lies in the folder
                 raise BadInput.of("kept-leads-out", before)
@@ -198,9 +200,24 @@ def _beside(folder: Path) -> Iterator[Path]:
             os.close(handle)
 
 
+def _said(folder: Path) -> tuple[list[_Row], list[PurePosixPath]]:
+    """What the base image says of the packages, and of the places that the mirror stands for.
+
+    Raises:
+        CheckFailed: it can't be read.
+    """
+    try:
+        rows = [_Row(*line.split(" ", 2)) for line in _lines(folder / "list")]
+        return rows, _places(_lines(folder / "own"))
+    except (OSError, TypeError, ValueError) as error:  # TypeError: a line of fewer words
+        raise CheckFailed.of("packages-unresolved", error=f"its list of packages can't be read: {error}") from None
+
+
 def _lines(file: Path) -> list[str]:
     """Of a file beside the mirror, which is not kept."""
-    lines = file.read_text().splitlines()
+    if file.stat().st_size > MOST_LINES:
+        raise ValueError(f"more than {MOST_LINES >> 20} MB")
+    lines = file.read_text(encoding="utf-8").splitlines()
     file.unlink()
     return lines
 
@@ -278,7 +295,7 @@ def _members(stream: IO[bytes], to: Path) -> Iterator[tuple[str, IO[bytes], int]
     with open_tar(stream) as tar:
         for number, each in enumerate(tar):
             path = PurePosixPath(each.name)
-            if each.isdir():
+            if each.isdir() and number <= FILES:
                 continue
             if not each.isreg() or path.is_absolute() or ".." in path.parts or each.size > LARGEST:
                 raise tarfile.ReadError(f"{each.name[:80]} is no file of a mirror")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -218,6 +220,40 @@ def test_a_base_image_writes_nowhere_else(world: World, tmp_path: Path) -> None:
     assert caught.value.code == "kept-leads-out"
     assert [each.name for each in mine.parent.iterdir()] == ["authorized"]
     assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", [b"munge_0.5_amd64.deb", b"\xff", b"\n" * 4_000_000])
+@pytest.mark.parametrize("name", ["list", "own"])
+def test_a_base_images_list_may_be_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str, text: bytes
+) -> None:
+    monkeypatch.setattr(kept, "MOST_LINES", 1 << 20)
+    world.files[name] = text
+    if (name, text[:1]) == ("own", b"m"):
+        world.keep()  # a place that nothing came from
+        return
+    with pytest.raises(CheckFailed) as caught:
+        world.keep()
+    assert caught.value.code == "packages-unresolved"
+    assert not (world.folder / "mirror").exists()
+
+
+def test_a_base_image_that_sends_folders_for_ever_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "FILES", 1000)
+    folder = tarfile.TarInfo("mirror")
+    folder.type = tarfile.DIRTYPE
+    sent = 0
+
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            nonlocal sent
+            sent += size
+            assert sent < 64 << 20, "it goes on"
+            return folder.tobuf() * (size // tarfile.BLOCKSIZE)
+
+    with pytest.raises(tarfile.TarError):
+        kept._receive(Endless(), tmp_path)  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
 
 
 ENDLESS = """#!/bin/sh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from rocstack.base.pace import Pace
 
 _RECORD = 16 << 10  # bytes that are sent at once, as TLS does
+_LINES = 8 << 20  # bytes of an answer besides its body
 
 
 class PacedAdapter(HTTPAdapter):
@@ -64,6 +66,20 @@ class _Reader(io.RawIOBase):
         super().close()
 
 
+class _Lines(io.BufferedReader):
+    """What is read by lines is no part of a body, and no limit of one ends it: "100 Continue" and trailers may go on
+    for ever, at any pace."""
+
+    _left = _LINES
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.HTTPException(f"its answer has more than {_LINES >> 20} MB besides its body")
+        return line
+
+
 class _Socket:
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -72,7 +88,7 @@ class _Socket:
         return getattr(self._sock, name)
 
     def makefile(self, mode: str, *args: Any) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._sock.makefile(mode, 0)))
+        return _Lines(_Reader(self._sock.makefile(mode, 0)))
 
     def sendall(self, data: Any) -> None:
         pace = Pace()

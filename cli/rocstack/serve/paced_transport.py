@@ -1,12 +1,14 @@
 """httpx's way to addresses that others choose: who drips is left, from the head of an answer to its end."""
 
 import ssl
+import threading
 import time
 from typing import Any
 
 import httpcore
 import httpx
 
+from rocstack.base import pace
 from rocstack.base.pace import Pace
 
 
@@ -24,7 +26,14 @@ class PacedTransport(httpx.HTTPTransport):
         """
         if self._https_alone and request.url.scheme != "https":
             raise httpx.UnsupportedProtocol("it leads to an address that is not https")
-        return super().handle_request(request)
+        _head.until = time.monotonic() + pace.PACE_S  # "100 Continue" may come for ever, at any pace
+        try:
+            return super().handle_request(request)
+        finally:
+            del _head.until
+
+
+_head = threading.local()  # of the answer that this thread waits for
 
 
 class _Network(httpcore.SyncBackend):
@@ -38,6 +47,8 @@ class _Stream(httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         began = time.monotonic()
+        if began > getattr(_head, "until", began):
+            raise httpcore.ReadTimeout(f"the head of an answer took more than {pace.PACE_S:g} s")
         data = self._inner.read(max_bytes, timeout)
         try:
             self._pace.count(len(data), began)

@@ -53,6 +53,24 @@ def reader(peer: socket.socket) -> None:
     peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
 
+GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n" * 50_000
+
+
+def heads(peer: socket.socket) -> None:
+    peer.recv(65536)
+    for _ in range(10):
+        peer.sendall(GO_ON)
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
+def trailers(peer: socket.socket) -> None:
+    peer.recv(65536)
+    peer.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+    for _ in range(10):
+        peer.sendall(GO_ON.replace(b"\r\n\r\n", b"\r\n"))
+    peer.sendall(b"\r\n")
+
+
 @contextmanager
 def server(serve: Serve) -> Iterator[str]:
     """HOST:PORT; each connection is served by `serve`."""
@@ -70,7 +88,7 @@ def server(serve: Serve) -> Iterator[str]:
                     peers.append(listening.accept()[0])
                     threading.Thread(target=one, args=(peers[-1],), daemon=True).start()
 
-        thread = threading.Thread(target=accept)
+        thread = threading.Thread(target=accept, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listening.getsockname()[1]}"
         listening.shutdown(socket.SHUT_RDWR)
@@ -90,6 +108,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_drips_is_ended(hasty: None, serve: Serve) -> None:
     with server(serve) as host, HttpSession() as session, pytest.raises(requests.exceptions.RequestException):
         session.get(f"http://{host}/", timeout=5)
+
+
+@pytest.mark.parametrize("serve", [heads, trailers])
+def test_what_is_no_body_ends_too(serve: Serve) -> None:
+    with server(serve) as host, HttpSession() as session, pytest.raises(requests.exceptions.RequestException) as raised:
+        session.get(f"http://{host}/", timeout=5)
+    assert "besides its body" in str(raised.value)
 
 
 def test_a_server_that_takes_drop_by_drop_is_left(hasty: None) -> None:

@@ -256,6 +256,24 @@ def test_one_that_drips_is_left(store: Store, part: str, monkeypatch: pytest.Mon
         here.stamp(one(store))
 
 
+def test_one_that_says_to_go_on_for_ever_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any pace."""
+    monkeypatch.setattr(pace, "PACE_S", 0.3)
+
+    def fault(handler: Handler) -> bool:
+        handler.close_connection = True
+        with suppress(OSError):
+            for _ in range(10):
+                handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 12_000)
+                time.sleep(0.1)
+            handler.answer(200, b'{"tags": []}')
+        return True
+
+    store.faults.append(fault)
+    with pytest.raises(CheckFailed, match="ReadTimeout"):
+        repository(store).rescan()
+
+
 def test_one_that_is_slow_holds_up_no_other(store: Store, tmp_path: Path) -> None:
     """Not even where as many of its adapters are asked for as there are threads."""
     tags = [f"a{number}" for number in range(80)]

@@ -111,9 +111,11 @@ def _is_fix(table: Iterable[tuple[str, list[str]]], locked: str, newer: str) -> 
 def ask_apt(resolved: Resolved, lock: Lock, base: BaseImage, site: Site) -> AptNews:
     """
     Raises:
-        CheckFailed: a mirror does not answer.
+        CheckFailed: a mirror does not answer, or the base image says something else.
     """
-    return parse(pinning.ask_apt(script(resolved, lock, site), base))
+    answer = pinning.ask_apt(script(resolved, lock, site), base)
+    with pinning.reading():
+        return parse(answer)
 
 
 def versions(stack: Stack, site: Site) -> dict[str, tuple[str, ...] | str]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -149,6 +150,20 @@ def ask_apt(script: str, base: BaseImage) -> str:
             raise CheckFailed.of("index-unread", error=error, cause=cause, next=next_step)
         raise CheckFailed.of("packages-unresolved", error=(*ran.errors, "no message")[0])
     return said.decode("utf-8", "replace")
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """A base image's answer, which may be anything.
+
+    Raises:
+        CheckFailed: it is none.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, StopIteration) as error:
+        why = f"the base image's answer is none: {type(error).__name__}: {error!s:.200}"
+        raise CheckFailed.of("packages-unresolved", error=why) from None
 
 
 def parse_sources(text: str, resolved: Resolved) -> tuple[LockedSource, ...]:
@@ -321,13 +336,16 @@ def parse_report(
 def make(resolved: Resolved, base: BaseImage, site: Site) -> Lock:
     """Resolves packages, wheels and sources. Needs the engine (for apt) and the network."""
     answer = ask_apt(script(resolved, site), base)
+    with reading():
+        packages, sources = parse_packages(answer), parse_sources(answer, resolved)
+        keys = parse_keys(answer, resolved.stack)
     how: Literal["registry", "mmdebstrap"] = "registry" if base.how == "registry" else "mmdebstrap"
     return Lock(
         stack=resolved.stack.name,
         definition=definition_digest(resolved.stack),
         base=LockedBase(image=base.reference, how=how, digest=base.digest),
-        packages=parse_packages(answer),
+        packages=packages,
         wheels=resolve_wheels(resolved.stack, site),
-        sources=parse_sources(answer, resolved),
-        keys=parse_keys(answer, resolved.stack),
+        sources=sources,
+        keys=keys,
     )

@@ -14,11 +14,11 @@ import docker.errors
 import pytest
 
 from rocstack.base.errors import BadInput, CheckFailed
-from rocstack.image import base_image, base_reader, in_base, pinning
+from rocstack.image import base_image, base_reader, in_base, newest, pinning
 from rocstack.image.base_image import BaseImage
 from rocstack.settings.settings import Settings
 from rocstack.settings.site import Site
-from rocstack.stack import base_reading, component, overlay, resolve, stack
+from rocstack.stack import base_reading, component, lock, overlay, resolve, stack
 from rocstack.steps import build as steps
 from rocstack.steps.options import BuildOptions
 
@@ -155,6 +155,21 @@ def test_a_suite_that_has_moved_is_told_by_lock(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(CheckFailed) as refused:
         pinning.ask_apt(pinning.script(value, Site()), start)
     assert refused.value.code == "packages-unresolved"
+
+
+@pytest.mark.parametrize(
+    "said", ["a", "--- sources\none\n", "--- sources\nnosuch a b\n", "--- keys\none\n", "a b c d e\n"]
+)
+def test_a_base_that_answers_anything_is_told_of(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nics, components = component.library("nic"), component.library("components")
+    value = resolve.resolve(stack.load("debian-13"), "tcp", components, nics, overlay.Overlay())
+    start = BaseImage(reference="a", digest="sha256:1", how="registry")
+    monkeypatch.setattr(pinning, "ask_apt", lambda *_: said)
+    with pytest.raises(CheckFailed, match="the base image's answer is none"):
+        pinning.make(value, start, Site())
+    if not said.startswith("---"):
+        with pytest.raises(CheckFailed, match="the base image's answer is none"):
+            newest.ask_apt(value, lock.Lock(stack="a", definition="ab" * 32), start, Site())
 
 
 def test_a_suite_that_has_moved_is_told_where_the_base_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

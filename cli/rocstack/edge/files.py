@@ -1,6 +1,7 @@
 """Files that appear as a whole or not at all, also after a power cut. (Nodes have their own: `node.files`.)"""
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from rocstack.base.text import values_of
 from rocstack.node import files as node_files
 
 PRIVATE = 0o600
+MOST_SENT, MOST_VALUES = 512 << 20, 50_000_000  # bytes and values of what is sent: of many nodes there are fewer
 
 
 def write(path: Path, text: str, *, private: bool = False) -> None:
@@ -74,6 +77,21 @@ def leads_out(folder: Path) -> Path | None:
                 if each.is_dir(follow_symlinks=False):
                     rest.append(each.path)
     return None
+
+
+def read_sent(path: Path) -> bytes:
+    """JSON that somebody sent. In its folder a link may stand for it that leads to a device, or a pipe.
+
+    Raises:
+        OSError: it can't be read. ValueError: it is no file, or larger than any.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        data = file.read(MOST_SENT + 1)
+    if len(data) > MOST_SENT or values_of(data) > MOST_VALUES:
+        raise ValueError("it is larger than any")
+    return data
 
 
 def create_private(path: Path, text: str) -> None:

@@ -359,7 +359,7 @@ def load(path: Path) -> dict[str, Any]:
     """
     path = file_of(path)
     try:
-        recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        recorded: dict[str, Any] = json.loads(files.read_sent(path).decode("utf-8"))
         parse("cluster", CLUSTER, recorded["cluster"])
     except FileNotFoundError:
         raise BadInput.of("no-evidence-file", path) from None

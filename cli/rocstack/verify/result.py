@@ -16,6 +16,7 @@ from rocstack.base.findings import Finding
 from rocstack.base.levels import Level
 from rocstack.base.text import visible_lines
 from rocstack.base.words import Name, Value
+from rocstack.edge import files
 
 ITEMS = 18  # kinds of test that a training cluster must pass
 _NEED = re.compile(
@@ -324,7 +325,7 @@ def read(path: Path) -> Run:
     if path.is_dir():
         path = path / REPORT
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(files.read_sent(path).decode("utf-8"))
         version = data.get("schema") if isinstance(data, dict) else None
         if isinstance(version, int) and version > SCHEMA:
             raise BadInput.of("newer-report", path, version=version, known=SCHEMA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,8 @@ from evidence_replay import GOOD
 from rocstack.base import paths
 from rocstack.base.errors import BadInput, CheckFailed, Missing
 from rocstack.cli import ui, verify_report
-from rocstack.verify import history, suite
+from rocstack.edge import files
+from rocstack.verify import evidence, history, suite
 from rocstack.verify.result import Measure, read
 from rocstack.verify.suite import SuiteOptions
 
@@ -223,6 +225,25 @@ def test_evidence_that_is_none(text: str | None, tmp_path: Path, checks: Any) ->
         suite.run(SuiteOptions(tmp_path / "run", evidence=file), nothing)
     assert (refused.value.code, str(refused.value.where)) == ("bad-evidence", str(file))
     assert (tmp_path / "run/report.json").read_text() == "an older one's", "refused before anything is changed"
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "large", "values"])
+def test_what_is_sent_has_an_end(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device was read until the memory was full, and a pipe waited for."""
+    monkeypatch.setattr(files, "MOST_SENT", 1000)
+    monkeypatch.setattr(files, "MOST_VALUES", 10)
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was read"))
+    for name, load in (("report.json", read), ("evidence.json", evidence.load)):
+        file = tmp_path / name
+        if kind == "device":
+            file.symlink_to("/dev/null")
+        elif kind == "pipe":
+            os.mkfifo(file)
+        else:
+            file.write_text(" " * 1001 if kind == "large" else "[0" + ",0" * 10 + "]")
+        with pytest.raises(BadInput) as refused:
+            load(tmp_path)
+        assert refused.value.code in ("bad-report", "bad-evidence")
 
 
 def test_evidence_of_the_same_folder_is_judged_again(checks: Any) -> None:

@@ -471,6 +471,15 @@ def test_what_nothing_uses_any_more_goes() -> None:
     assert gone(on, "n2") == set(services.OPTIONAL_SECRETS)
 
 
+def test_each_secret_of_a_control_node_goes_once_it_is_none() -> None:
+    """All but the MUNGE key, which a worker has, too."""
+    desired = served({"n1": {}, "n2": {}}, service={"oidc": {"issuer": "https://i", "client_id": "c"}})
+    spec = dataclasses.replace(desired, issuer=IssuerFiles(b"secret", b"CA")).node_specs()["n1"]
+    secret = {file.path for file in spec.files if not file.mode & 0o044}
+    assert {services.JWT_KEY, "/etc/rocstack/slurm/slurmdbd.conf"} < secret
+    assert secret - {*services.OPTIONAL_SECRETS} == {services.MUNGE_KEY}
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "code"),
     [

@@ -18,6 +18,7 @@ KEYS = "/etc/rocstack/keys"
 MUNGE_KEY, JWT_KEY, DATABASE = (f"{KEYS}/{name}" for name in ("munge.key", "jwt.key", "database"))
 REGISTRY = f"{KEYS}/registry"  # the password of the account that pushes
 SLURM = "/etc/rocstack/slurm"
+DBD_CONF = f"{SLURM}/slurmdbd.conf"  # with the database's password
 TLS = "/etc/rocstack/registry"
 SERVER = (f"{TLS}/server.pem", f"{TLS}/server.key")
 PULLS = "/etc/rocstack/pulls"  # a folder, since a mounted file stays the one that it was
@@ -32,7 +33,7 @@ ISSUER_CA, ISSUER_SECRET = f"{SERVICE}/issuer-ca.pem", f"{SERVICE}/oidc-secret"
 TOKENS_JWT = f"{KEYS}/tokens-jwt.key"  # the JWT key once more, for its own user
 # Secrets that some nodes have, and those of older versions: where nothing uses one any more, it goes.
 OPTIONAL_SECRETS = (
-    *(JWT_KEY, DATABASE, REGISTRY, REGISTRY_PULL, OLDER_PULL, SERVER[1]),
+    *(JWT_KEY, DATABASE, DBD_CONF, REGISTRY, REGISTRY_PULL, OLDER_PULL, SERVER[1]),
     *(SERVICE_DATABASE, SERVICE_TLS[1], ISSUER_SECRET, ISSUER_CA, TOKENS_JWT),
 )
 WORKER, CONTROL = containers.WORKER, containers.CONTROLLER

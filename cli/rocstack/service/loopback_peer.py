@@ -15,6 +15,8 @@ from typing import Any
 import anyio.to_thread
 import httpx
 
+from rocstack.service.bounded_head import BoundedHead
+
 SLURMREST_UID = 65534  # in the control image; jobs' users have others
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")  # of this network: proc_pid_net(5)
 TAKEN_S, PAUSE_S = 3.0, 0.02  # until a connection is taken; between two looks
@@ -44,11 +46,11 @@ def trace(known: Callable[[int], bool]) -> Trace:
 look = trace(lambda uid: uid == SLURMREST_UID)
 
 
-class TracedTransport(httpx.AsyncHTTPTransport):
+class TracedTransport(BoundedHead):
     """A client's way on which each connection is looked at. `trust` is given, too: it would read the machine's CAs."""
 
     def __init__(self, known: Callable[[int], bool], trust: ssl.SSLContext) -> None:
-        super().__init__(verify=trust)
+        super().__init__(trust)
         self._trace = trace(known)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

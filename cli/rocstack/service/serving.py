@@ -23,6 +23,7 @@ from rocstack.serve import announcement
 from rocstack.serve.announcement import Announcement
 from rocstack.serve.proxy import Names
 from rocstack.serve.settings import RANKS
+from rocstack.service.bounded_head import BoundedHead
 from rocstack.service.config import ServiceSettings
 from rocstack.service.failures import Away, NotThere, RequestRefused, ServiceError
 from rocstack.service.identity import Caller
@@ -72,13 +73,12 @@ class ModelServer:
     strangers: frozenset[int] = frozenset()  # uids of jobs' users, who are sent nothing where no TLS tells who is there
 
     def client(self) -> httpx.AsyncClient:
-        plain = self.url.startswith("http://")
+        plain, trust = self.url.startswith("http://"), self.trust
         return httpx.AsyncClient(
             base_url=self.url,
-            transport=TracedTransport(lambda uid: uid not in self.strangers, self.trust) if plain else None,
+            transport=TracedTransport(lambda uid: uid not in self.strangers, trust) if plain else BoundedHead(trust),
             # What comes is counted as it comes: a few packed bytes could be gigabytes.
             headers={"Authorization": f"Bearer {self.token}", "Accept-Encoding": "identity"},
-            verify=self.trust,
             timeout=httpx.Timeout(SILENT_S, connect=CONNECT_S),
             trust_env=False,
         )

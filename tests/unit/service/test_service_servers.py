@@ -7,7 +7,7 @@ import gzip
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from starlette.routing import Route
 
 from rocstack.base.errors import BadInput
 from rocstack.cluster.service import SiteServer
+from rocstack.serve.announcement import Announcement
+from rocstack.serve.own_certificate import new_certificate
 from rocstack.service import app, config, loopback_peer
 from rocstack.service.failures import Away
 from rocstack.service.identity import Caller
@@ -61,6 +63,31 @@ async def test_what_a_job_announces_is_data(site: Site, slurm: FakeSlurmrestd, s
     (site.data / "alice/jobs" / key / "server.json").write_bytes(said)
     answer = await alice.post(CHAT, json=chat(BASE))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server-starts")
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("endless", [b"HTTP/1.1 100 \r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"x" * 4096])
+async def test_the_head_of_an_answer_ends(tmp_path: Path, tls: bool, endless: bytes) -> None:
+    """A job's own program in place of its server: what it says before an answer would keep the others waiting."""
+    certificate, key = new_certificate(tmp_path)
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while True:
+                writer.write(endless * 1000)
+                await writer.drain()
+
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(certificate, key)
+    listener = await asyncio.start_server(flood, "127.0.0.1", 0, ssl=own if tls else None)
+    port, trust = listener.sockets[0].getsockname()[1], Announcement(0, "", certificate.read_text()).trust()
+    server = ModelServer("one", f"http{'s' if tls else ''}://127.0.0.1:{port}", trust, "token")
+    try:
+        async with asyncio.timeout(60), server.client() as client:
+            with pytest.raises(httpx.HTTPError):
+                await client.get("/")
+    finally:
+        listener.close()
 
 
 async def test_a_server_of_an_adapter_or_of_nothing_is_refused(site: Site) -> None:

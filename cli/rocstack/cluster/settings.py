@@ -45,7 +45,10 @@ SYSTEM = {  # users of the images
     "_apt", "backup", "bin", "daemon", "docker-registry", "games", "irc", "list", "lp", "mail", "man", "munge", "mysql",
     "news", "nobody", "proxy", "root", VERIFY, "slurm", "sync", "sys", "uucp", "www-data",
 }  # fmt: skip
-TAKEN = {42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65534: "nobody"}
+TAKEN = {  # and their numbers; hitch's is a number alone
+    42430: "munge", 42431: "mysql", 42432: "docker-registry", VERIFY_UID: VERIFY, 64030: "slurm", 65533: "hitch",
+    65534: "nobody",
+}  # fmt: skip
 LONGEST_TOKEN, LONGEST_JOB = 90 * 86400, 3650 * 86400  # seconds
 MOMENT = "%Y-%m-%dT%H:%M"
 Limit = Annotated[int, Field(ge=-1, le=MOST)]

@@ -91,6 +91,7 @@ def test_as_json_and_back() -> None:
         ("accounts:\n    a: {default_qos: c}", 3, "there is no QoS 'c'"),
         ("accounts:\n    a: {qos: low}", 3, "must be a list"),
         ("users:\n    al: {uid: 64030}", 3, "64030 is slurm in the images"),
+        ("users:\n    al: {uid: 65533}", 3, "65533 is hitch in the images"),
         ("users:\n    al: {uid: 999}", 3, "cluster.users.al.uid"),
         ("users:\n    al: {}", 3, "cluster.users.al.uid: it is missing"),
         ("users:\n    al: {uid: 2000, accounts: [x]}", 3, "there is no account 'x'"),

@@ -56,7 +56,8 @@ def commonest(values: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> tu
     """What most have, of several as common the largest, since what one node lost makes no other one wrong. Where there
     are several of those nobody knows which is right."""
     ranks = {value: (count, size(value)) for value, count in Counter(values).items()}
-    return tuple(value for value, rank in ranks.items() if rank == max(ranks.values()))
+    best = max(ranks.values(), default=None)
+    return tuple(value for value, rank in ranks.items() if rank == best)
 
 
 def listed(values: Iterable[object]) -> str:

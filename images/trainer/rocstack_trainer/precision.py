@@ -29,7 +29,10 @@ def require_fp8(device: str) -> str:
     try:
         import torchao
     except ImportError as error:
-        raise MissingError(f"train.precision=fp8 needs torchao, which can't be imported: {error}") from None
+        raise MissingError(
+            f"train.precision=fp8 needs torchao, which can't be imported: {error}\n"
+            "  add torchao to your image, or set --train.precision=bf16"
+        ) from None
     by = f"fp8: layers multiply by torchao {torchao.__version__}"
     if device == "cpu":
         return f"{by}, emulated in fp32 on a CPU: it learns as with fp8, and is slower"
